@@ -1,0 +1,22 @@
+"""Compressors: what turns a gradient into a payload and back, and the memory of what they dropped."""
+
+from thinwire.compress.base import PAYLOAD_ALIGNMENT_BYTES, Compressor, Key, unit_hash
+from thinwire.compress.casts import BFloat16, Float16
+from thinwire.compress.feedback import ErrorFeedback
+from thinwire.compress.none import Identity
+from thinwire.compress.registry import known, parse, register, signature
+
+__all__ = [
+    "PAYLOAD_ALIGNMENT_BYTES",
+    "BFloat16",
+    "Compressor",
+    "ErrorFeedback",
+    "Float16",
+    "Identity",
+    "Key",
+    "known",
+    "parse",
+    "register",
+    "signature",
+    "unit_hash",
+]

@@ -1,0 +1,152 @@
+"""What a compressor is: the contract that everything else relies on, and the randomness it may use.
+
+A compressor turns a flat float32 vector into a *payload*, one flat uint8 tensor whose size is a function of the
+vector's length alone, and back. It holds settings and no state, so one object serves every gradient and every thread.
+What compression dropped is kept by whoever calls it (see :mod:`thinwire.compress.feedback`).
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import MISSING, dataclass, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+PAYLOAD_ALIGNMENT_BYTES = 16
+"""Payloads start at multiples of this inside a buffer, so their parts can be viewed as any dtype."""
+
+_MASK64 = (1 << 64) - 1
+
+
+def _mix64(z: int) -> int:
+    """The finaliser of splitmix64: a bijection of 64-bit numbers that spreads every input bit over the output."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK64
+    return z ^ (z >> 31)
+
+
+def unit_hash(name: str) -> int:
+    """A 64-bit number for a name, the same in every process and on every machine."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Names one use of randomness: which seed, step, part of the model, and rank.
+
+    Every random number is a function of a key and the element's index, never of a global generator, so the same key
+    gives the same bits whatever ran before (design, contract 7).
+    """
+
+    seed: int
+    step: int
+    unit: int
+    rank: int = 0
+
+    def shared(self) -> int:
+        """64 random bits that are the same on all ranks."""
+        z = 0
+        for part in (self.seed, self.step, self.unit):
+            z = _mix64((z ^ part) + 0x9E3779B97F4A7C15 & _MASK64)
+        return z
+
+    def local(self) -> int:
+        """64 random bits of this rank alone."""
+        return _mix64((self.shared() ^ (self.rank + 1)) + 0x9E3779B97F4A7C15 & _MASK64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compressor(ABC):
+    """Turns a flat float32 vector into a payload and back.
+
+    Subclasses are frozen, keyword-only, slotted dataclasses: their fields are the settings, checked in
+    ``__post_init__`` with a :class:`ValueError` that names field, value and range.
+
+    *Non-finite input.* If any element of the vector is Inf or NaN, whatever :meth:`decode` makes of its payload holds
+    at least one non-finite value and :meth:`is_finite` says no, also where the element itself is not sent.
+    """
+
+    id: ClassVar[str]
+    """Names the payload's format in spec strings and strategy files; a released format never changes."""
+
+    @property
+    def sum_dtype(self) -> torch.dtype | None:
+        """The dtype under which payloads can be added element by element, as they are; None: they cannot."""
+        return None
+
+    @property
+    def reducible(self) -> bool:
+        """Whether decode(a) + decode(b) == decode(a + b), to rounding; such payloads fit an all-reduce."""
+        return self.sum_dtype is not None
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expectation of decode(encode(x)) over keys is x."""
+        return False
+
+    @abstractmethod
+    def payload_nbytes(self, numel: int) -> int:
+        """Exact size in bytes of the payload of a vector of ``numel`` elements; 0 for 0."""
+
+    @abstractmethod
+    def encode(self, x: Tensor, payload: Tensor, key: Key, *, weight: float = 1.0) -> None:
+        """Write the payload of ``weight * x``.
+
+        Args:
+            x: float32, 1-D, contiguous, any length (0 too); not changed.
+            payload: uint8, 1-D, contiguous, ``payload_nbytes(x.numel())`` bytes, aligned to
+                ``PAYLOAD_ALIGNMENT_BYTES``; every byte of it is written.
+            key: the only source of randomness.
+            weight: positive factor that the decoded vector carries. Workers use 1/n, so that payloads or decoded
+                vectors add up to the mean, and 16-bit sums cannot overflow where the mean would not.
+        """
+
+    @abstractmethod
+    def decode(self, payloads: Tensor, out: Tensor, key: Key) -> None:
+        """Write the sum of what ``m`` payloads decode to.
+
+        Args:
+            payloads: uint8, 2-D ``[m, payload_nbytes(out.numel())]``, m ≥ 1, rows contiguous (the stride between rows
+                may be larger than a row and is a multiple of ``PAYLOAD_ALIGNMENT_BYTES``); all encoded with the
+                same ``key`` up to its rank.
+            out: float32, 1-D, contiguous; overwritten. Rows are added in order, so equal input gives equal bits.
+        """
+
+    @abstractmethod
+    def is_finite(self, payloads: Tensor) -> bool:
+        """Whether none of the ``[m, payload_nbytes]`` payloads came from a vector with an Inf or NaN."""
+
+    def encode_with_error(
+        self,
+        grad: Tensor,
+        error: Tensor,
+        new_error: Tensor,
+        payload: Tensor,
+        key: Key,
+        *,
+        weight: float = 1.0,
+        error_scale: float = 1.0,
+    ) -> None:
+        """Encode ``q = grad + error_scale * error`` and keep what was dropped: ``new_error = q - decoded / weight``.
+
+        The plain form, in three passes; compressors override it with one that fuses them. ``new_error`` may be
+        ``error`` itself; else ``error`` is not changed. With non-finite input ``new_error`` holds garbage.
+        Shapes and dtypes as in :meth:`encode`; all three vectors have the same length and do not partially overlap.
+
+        Source: BytePS-Compress (arXiv 2105.07829), section on two-way push/pull with error feedback.
+        """
+        torch.add(grad, error, alpha=error_scale, out=new_error)
+        self.encode(new_error, payload, key, weight=weight)
+        decoded = torch.empty_like(new_error)
+        self.decode(payload.unsqueeze(0), decoded, key)
+        new_error.sub_(decoded, alpha=1.0 / weight)
+
+    def __str__(self) -> str:
+        """The spec string that :func:`thinwire.compress.parse` reads back; settings at their defaults are left out."""
+        settings = [
+            f"{f.name}={value}"
+            for f in fields(self)
+            if (value := getattr(self, f.name)) != f.default or f.default is MISSING
+        ]
+        return f"{self.id}({', '.join(settings)})" if settings else self.id
