@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from thinwire.strategy.option import UNCOMPRESSED, Option
 
+_OptionField = Annotated[
     Option,
     BeforeValidator(lambda v: Option.parse(v) if isinstance(v, str) else v),
     PlainSerializer(str, return_type=str),
