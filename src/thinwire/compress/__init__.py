@@ -1,9 +1,10 @@
 """Compressors: what turns a gradient into a payload and back, and the memory of what they dropped."""
 
-from thinwire.compress.base import PAYLOAD_ALIGNMENT_BYTES, Compressor, Key, unit_hash
+from thinwire.compress.base import PAYLOAD_ALIGNMENT_BYTES, Compressor, Key, payload_part, unit_hash
 from thinwire.compress.casts import BFloat16, Float16
 from thinwire.compress.feedback import ErrorFeedback
 from thinwire.compress.none import Identity
+from thinwire.compress.onebit import OneBit
 from thinwire.compress.registry import known, parse, register, signature
 
 __all__ = [
@@ -14,8 +15,10 @@ __all__ = [
     "Float16",
     "Identity",
     "Key",
+    "OneBit",
     "known",
     "parse",
+    "payload_part",
     "register",
     "signature",
     "unit_hash",

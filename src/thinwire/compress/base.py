@@ -31,6 +31,13 @@ def unit_hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
+def payload_part(payloads: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    """View bytes ``start`` to ``stop`` of a payload, or of each row of a matrix of them, as ``dtype``."""
+    if payloads.dim() == 2 and payloads.shape[0] == 1:  # the stride of a single row is arbitrary; view would check it
+        return payloads[0, start:stop].view(dtype).unsqueeze(0)
+    return payloads[..., start:stop].view(dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """Names one use of randomness: which seed, step, part of the model, and rank.

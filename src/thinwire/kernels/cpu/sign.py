@@ -1,0 +1,136 @@
+"""Sign packing with numba; contracts in :mod:`thinwire.kernels.sign`."""
+
+import math
+
+import numpy as np
+from numba import njit
+from torch import Tensor
+
+TILE = 2048  # elements whose temporaries stay in the L1 cache; a multiple of 8
+# Multiplying eight bytes of 0 or 1, read as one little-endian word, moves byte i to bit 56 + i.
+GATHER_BITS = np.uint64(0x0102040810204080)
+
+
+def encode(
+    grad: Tensor,
+    error: Tensor | None,
+    new_error: Tensor | None,
+    signs: Tensor,
+    scales: Tensor,
+    block: int,
+    error_scale: float,
+    weight: float,
+) -> None:
+    _encode(
+        grad.numpy(),
+        None if error is None else error.numpy(),
+        None if new_error is None else new_error.numpy(),
+        signs.numpy(),
+        scales.numpy(),
+        block,
+        np.float32(error_scale),
+        weight,
+    )
+
+
+def decode_sum(signs: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
+    # One flat view with a row stride: numba knows a row of a strided matrix to be contiguous no longer.
+    rows, width = signs.shape
+    stride = signs.stride(0)
+    flat = signs.as_strided(((rows - 1) * stride + width,), (1,))
+    _decode_sum(flat.numpy(), stride, scales.numpy(), out.numpy(), block)
+
+
+@njit(nogil=True, cache=True)
+def _encode(grad, error, new_error, signs, scales, block, error_scale, weight):  # type: ignore[no-untyped-def]
+    tile = np.empty(TILE, np.float32)
+    flags = np.zeros(TILE, np.uint8)
+    n = grad.size
+    for b in range(scales.size):
+        begin, end = b * block, min((b + 1) * block, n)
+        total = 0.0
+        for t in range(begin, end, TILE):
+            stop = min(t + TILE, end)
+            if error is None:
+                total += _load(grad[t:stop], tile)
+            else:
+                total += _load_corrected(grad[t:stop], error[t:stop], error_scale, tile)
+            _pack(tile[: stop - t], flags, signs[t >> 3 : (stop + 7) >> 3])
+            if new_error is not None:
+                new_error[t:stop] = tile[: stop - t]
+        scales[b] = weight * (total / (end - begin))
+        if new_error is not None:
+            sent = np.float32(scales[b] / weight)
+            # Backwards: what was written last is still in the cache.
+            for t in range(begin + (end - begin - 1) // TILE * TILE, begin - 1, -TILE):
+                _subtract(new_error[t : min(t + TILE, end)], sent)
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})  # so that the sum is vectorised; nothing else here can be reordered
+def _load(grad, tile):  # type: ignore[no-untyped-def]
+    total = np.float32(0)
+    for i in range(grad.size):
+        tile[i] = grad[i]
+        total += abs(grad[i])
+    return total if math.isfinite(total) else _sum_wide(tile[: grad.size])
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _load_corrected(grad, error, error_scale, tile):  # type: ignore[no-untyped-def]
+    total = np.float32(0)
+    for i in range(grad.size):
+        q = grad[i] + error_scale * error[i]
+        tile[i] = q
+        total += abs(q)
+    return total if math.isfinite(total) else _sum_wide(tile[: grad.size])
+
+
+@njit(nogil=True, cache=True)
+def _sum_wide(tile):  # type: ignore[no-untyped-def]
+    """The sum of magnitudes in float64, for a tile of finite values whose float32 sum overflows."""
+    total = 0.0
+    for x in tile:
+        total += abs(np.float64(x))
+    return total
+
+
+@njit(nogil=True, cache=True)
+def _pack(tile, flags, signs):  # type: ignore[no-untyped-def]
+    for i in range(tile.size):
+        flags[i] = tile[i] < 0
+    for i in range(tile.size, 8 * signs.size):
+        flags[i] = 0
+    words = flags.view(np.uint64)
+    for j in range(signs.size):
+        signs[j] = np.uint8((words[j] * GATHER_BITS) >> np.uint64(56))
+
+
+@njit(nogil=True, cache=True)
+def _subtract(q, scale):  # type: ignore[no-untyped-def]
+    for i in range(q.size):
+        q[i] -= -scale if q[i] < 0 else scale
+
+
+@njit(nogil=True, cache=True)
+def _decode_sum(flat, stride, scales, out, block):  # type: ignore[no-untyped-def]
+    tile = np.empty(TILE, np.float32)
+    n = out.size
+    for b in range(scales.shape[1]):
+        end = min((b + 1) * block, n)
+        for t in range(b * block, end, TILE):
+            part = out[t : min(t + TILE, end)]
+            first, last = t >> 3, (t + part.size + 7) >> 3
+            _unpack(flat[first:last], scales[0, b], tile)
+            part[:] = tile[: part.size]
+            for r in range(1, scales.shape[0]):
+                _unpack(flat[r * stride + first : r * stride + last], scales[r, b], tile)
+                for i in range(part.size):
+                    part[i] += tile[i]
+
+
+@njit(nogil=True, cache=True)
+def _unpack(signs, scale, tile):  # type: ignore[no-untyped-def]
+    for j in range(signs.size):
+        byte = np.uint32(signs[j])
+        for i in range(8):
+            tile[8 * j + i] = -scale if byte >> np.uint32(i) & np.uint32(1) else scale
