@@ -27,8 +27,8 @@ _KERNEL_OPTIONS = {
 }
 
 
-class LabUnavailable(RuntimeError):
-    """This machine cannot build the network; the message says why and what to do."""
+class LabUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, nobody's mistake
+    """The machine cannot build the network; the message says why and what to do."""
 
 
 class Lab:

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 # <linux/sched.h>, <linux/mount.h>, <linux/prctl.h>
 CLONE_NEWNS = 0x00020000
@@ -45,7 +46,7 @@ def hold() -> None:
         if child:
             sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
-        pid = int(os.readlink("/proc/self"))  # as processes outside see it; getpid() is 1
+        pid = int(str(Path("/proc/self").readlink()))  # as processes outside see it; getpid() is 1
         _mount_proc()
         namespaces = _build(plan)
     except OSError as error:
@@ -79,7 +80,7 @@ def _mount_proc() -> None:
         return
 
 
-def _build(plan: dict) -> list[int]:
+def _build(plan: dict[str, Any]) -> list[int]:
     """Make the network namespaces; returns the workers' file descriptors and ends in the switch's namespace."""
     switch = _new_network()
     _run(plan["switch"], switch)
@@ -105,10 +106,10 @@ def _run(commands: list[str], switch: int) -> None:
 
 def enter(keeper: str, network: str, command: list[str]) -> None:
     """Run a command in a lab's namespaces; exit with its status, 128 + n if signal n ended it."""
-    directory = os.getcwd()  # joining a mount namespace moves to its root
+    directory = Path.cwd()  # joining a mount namespace moves to its root
     paths = [f"/proc/{keeper}/fd/{network}", f"/proc/{keeper}/ns/mnt", f"/proc/{keeper}/ns/pid"]
     user = f"/proc/{keeper}/ns/user"
-    if not os.path.samefile(user, "/proc/self/ns/user"):
+    if not Path(user).samefile("/proc/self/ns/user"):
         paths.insert(0, user)  # first: it gives the right to join the others
     for namespace in [os.open(path, os.O_RDONLY) for path in paths]:
         _call("setns", namespace, 0)

@@ -71,5 +71,5 @@ def _worker(rank: int, shape: LinkShape) -> WorkerCommands:
 
 
 def _up(interface: str) -> list[str]:
-    # Without IPv6 addresses (and multicast queries of the bridge) an idle link stays silent, so the counters show the workers' traffic alone.
+    # Without IPv6 addresses an idle link stays silent, so the counters show the workers' traffic alone.
     return [f"ip link set {interface} addrgenmode none up"]
