@@ -18,6 +18,10 @@ SPECS = [
     "bf16",
     "onebit",
     "onebit(block=64)",
+    "int8",
+    "int8(block=0)",
+    "fp8",
+    "fp8(block=40)",
 ]
 
 GOLDEN = Path(__file__).with_name("golden.json")

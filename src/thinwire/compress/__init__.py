@@ -1,6 +1,7 @@
 """Compressors: what turns a gradient into a payload and back, and the memory of what they dropped."""
 
 from thinwire.compress.base import PAYLOAD_ALIGNMENT_BYTES, Compressor, Key, payload_part, unit_hash
+from thinwire.compress.blockscale import Float8, Int8
 from thinwire.compress.casts import BFloat16, Float16
 from thinwire.compress.feedback import ErrorFeedback
 from thinwire.compress.none import Identity
@@ -12,8 +13,10 @@ __all__ = [
     "BFloat16",
     "Compressor",
     "ErrorFeedback",
+    "Float8",
     "Float16",
     "Identity",
+    "Int8",
     "Key",
     "OneBit",
     "known",

@@ -1,5 +1,14 @@
 """Array functions without state, one file per operation; each runs on the device of the tensors it is given."""
 
+from thinwire.kernels.blockscale import blockscale_decode_sum, blockscale_encode
+from thinwire.kernels.random import uniform_
 from thinwire.kernels.sign import num_scales, sign_decode_sum, sign_encode
 
-__all__ = ["num_scales", "sign_decode_sum", "sign_encode"]
+__all__ = [
+    "blockscale_decode_sum",
+    "blockscale_encode",
+    "num_scales",
+    "sign_decode_sum",
+    "sign_encode",
+    "uniform_",
+]

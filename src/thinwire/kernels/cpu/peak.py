@@ -1,0 +1,39 @@
+"""What the block-scaled kernels share: loading a tile of ``grad + error_scale * error``, and a block's peak."""
+
+import numpy as np
+from numba import njit
+
+MAGNITUDE = np.int32(0x7FFFFFFF)
+INFINITY = np.int32(0x7F800000)
+
+
+@njit(nogil=True, cache=True)
+def load(grad, error, error_scale, tile):  # type: ignore[no-untyped-def]
+    """Write ``q = grad + error_scale * error`` to the front of ``tile`` and zeros to the rest."""
+    if error is None:
+        for i in range(grad.size):
+            tile[i] = grad[i]
+    else:
+        for i in range(grad.size):
+            tile[i] = grad[i] + error_scale * error[i]
+    for i in range(grad.size, tile.size):
+        tile[i] = 0
+
+
+@njit(nogil=True, cache=True)
+def peak_bits(grad, error, error_scale):  # type: ignore[no-untyped-def]
+    """The bits of the largest ``|q|``, as an integer.
+
+    Magnitudes order like their bits, with Inf above all numbers and NaN above Inf; and unlike the maximum of floats,
+    that of integers is vectorised.
+    """
+    peak = np.int32(0)
+    if error is None:
+        bits = grad.view(np.int32)
+        for i in range(bits.size):
+            peak = max(peak, np.int32(bits[i] & MAGNITUDE))
+    else:
+        for i in range(grad.size):
+            q = np.float32(grad[i] + error_scale * error[i])
+            peak = max(peak, np.int32(q.view(np.int32) & MAGNITUDE))
+    return peak
