@@ -1,0 +1,201 @@
+"""Exact top-k with numba, in one pass over the vector; contracts in :mod:`thinwire.kernels.topk`.
+
+A small sample gives a threshold that a little more than k elements very likely reach. One pass forms q, writes it, and
+collects the candidates: what reaches the threshold. The k largest of the candidates are then found exactly, by
+counting. If there are fewer candidates than k, or far too many (a constant vector, say), the same counting runs over
+all of q: slower, still linear, and the same result.
+"""
+
+import math
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+TILE = 2048  # elements whose temporaries stay in the L1 cache; a multiple of 8
+RUN = 16  # neighbours sampled together: a cache line
+MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign; what is left of two floats orders like the floats
+NAN_KEY = np.int32(0x7F800001)  # one more than Inf
+
+
+def encode(
+    grad: Tensor,
+    error: Tensor | None,
+    new_error: Tensor | None,
+    indices: Tensor,
+    values: Tensor,
+    error_scale: float,
+    weight: float,
+) -> None:
+    if error is None:
+        q = grad if new_error is None else new_error.copy_(grad)
+        grad = q
+    else:
+        q = torch.empty_like(grad) if new_error is None else new_error
+    selected = torch.empty(indices.shape, dtype=torch.float32)
+    _select(
+        grad.numpy(),
+        None if error is None else error.numpy(),
+        np.float32(error_scale),
+        q.numpy(),
+        indices.numpy(),
+        selected.numpy(),
+    )
+    sent = torch.empty_like(selected)
+    _scale(selected.numpy(), np.float32(weight), np.float32(torch.finfo(values.dtype).max), sent.numpy())
+    values.copy_(sent)
+    if new_error is not None:
+        sent.copy_(values)
+        _keep_rest(new_error.numpy(), indices.numpy(), selected.numpy(), sent.numpy(), weight)
+
+
+def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    _scatter_add_(out.numpy(), indices.numpy(), values.numpy())
+
+
+@njit(nogil=True, cache=True)
+def _select(grad, error, error_scale, q, indices, selected):  # type: ignore[no-untyped-def]
+    """Write q (without an error, it is grad), the indices of its k largest, and these."""
+    n, k = q.size, indices.size
+    sample = np.empty(min(max(n >> 7, 4096), 65536), np.float32)
+    capacity = 4 * k + 4 * TILE
+    if n < max(8 * sample.size, 2 * capacity):
+        if error is not None:
+            for t in range(0, n, TILE):
+                _add(grad[t : t + TILE], error[t : t + TILE], error_scale, q[t : t + TILE])
+    else:
+        found, found_at = np.empty(capacity, np.float32), np.empty(capacity, indices.dtype)
+        _sample(grad, error, error_scale, sample)
+        # So far down the sample that k elements of the vector lie above, but for one in thousands of cases.
+        expected = k / n * sample.size
+        rank = int(expected + 4 * math.sqrt(expected) + 4)
+        threshold = np.empty(1, np.int32)
+        threshold[0] = _kth_key(sample, rank)[0]
+        count = _sweep(grad, error, error_scale, q, threshold.view(np.float32)[0], found, found_at)
+        if k <= count <= capacity:
+            _take(found[:count], found_at, indices, selected)
+            return
+    _take(q, None, indices, selected)
+
+
+@njit(nogil=True, cache=True)
+def _add(grad, error, error_scale, q):  # type: ignore[no-untyped-def]
+    for i in range(q.size):
+        q[i] = grad[i] + error_scale * error[i]
+
+
+@njit(nogil=True, cache=True)
+def _sample(grad, error, error_scale, sample):  # type: ignore[no-untyped-def]
+    num_runs = sample.size // RUN
+    step = grad.size // num_runs
+    for r in range(num_runs):
+        part, at = sample[r * RUN : (r + 1) * RUN], slice(r * step, r * step + RUN)
+        if error is None:
+            part[:] = grad[at]
+        else:
+            _add(grad[at], error[at], error_scale, part)
+
+
+@njit(nogil=True, cache=True)
+def _kth_key(x, k):  # type: ignore[no-untyped-def]
+    """The key of the k-th largest of x, and how many of that key are among the k largest.
+
+    Counts how often each value of the keys' first 11 bits occurs, then of the next 10 among those that begin like the
+    k-th largest, then of the last 10.
+    """
+    bits = x.view(np.int32)
+    histogram = np.empty(2048, np.int64)
+    prefix, rank = np.int32(0), k
+    for shift, width in ((20, 11), (10, 10), (0, 10)):
+        histogram[:] = 0
+        for i in range(bits.size):
+            key = min(bits[i] & MAGNITUDE, NAN_KEY)
+            if key >> (shift + width) == prefix:
+                histogram[(key >> shift) & ((1 << width) - 1)] += 1
+        digit = (1 << width) - 1
+        while histogram[digit] < rank:
+            rank -= histogram[digit]
+            digit -= 1
+        prefix = np.int32((prefix << width) | digit)
+    return prefix, rank
+
+
+@njit(nogil=True, cache=True)
+def _sweep(grad, error, error_scale, q, threshold, found, found_at):  # type: ignore[no-untyped-def]
+    """Write q; collect what reaches the threshold, and NaN. Returns how many, or more than fit if they do not fit."""
+    tile, flags = np.empty(TILE, np.float32), np.zeros(TILE, np.uint8)
+    count = 0
+    for t in range(0, q.size, TILE):
+        stop = min(t + TILE, q.size)
+        part = tile[: stop - t]
+        if error is None:
+            part[:] = grad[t:stop]
+        else:
+            _add(grad[t:stop], error[t:stop], error_scale, part)
+            q[t:stop] = part
+        if count + part.size <= found.size:
+            _flag(part, threshold, flags)
+            count = _collect(tile, flags, t, found, found_at, count)
+        else:
+            count = found.size + 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _flag(part, threshold, flags):  # type: ignore[no-untyped-def]
+    for i in range(part.size):
+        flags[i] = not abs(part[i]) < threshold  # so written, it holds for NaN
+    flags[part.size :] = 0
+
+
+@njit(nogil=True, cache=True)
+def _collect(tile, flags, start, found, found_at, count):  # type: ignore[no-untyped-def]
+    words = flags.view(np.uint64)
+    for w in range(words.size):
+        if words[w]:  # few are; within one, copying all and stepping past the wanted beats eight branches
+            for i in range(8 * w, 8 * w + 8):
+                found[count] = tile[i]
+                found_at[count] = start + i
+                count += flags[i]
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _take(x, positions, indices, selected):  # type: ignore[no-untyped-def]
+    """Write the k largest of x, in order, and their positions (without positions: their places in x)."""
+    k = indices.size
+    kth, num_equal = _kth_key(x, k)
+    bits = x.view(np.int32)
+    i = count = 0
+    while count < k:
+        key = min(bits[i] & MAGNITUDE, NAN_KEY)
+        equal = key == kth and num_equal > 0
+        num_equal -= equal
+        indices[count] = i if positions is None else positions[i]
+        selected[count] = x[i]
+        count += key > kth or equal
+        i += 1
+
+
+@njit(nogil=True, cache=True)
+def _scale(selected, weight, limit, sent):  # type: ignore[no-untyped-def]
+    for i in range(sent.size):
+        x = weight * selected[i]
+        sent[i] = max(-limit, min(limit, x)) if math.isfinite(selected[i]) else x
+
+
+@njit(nogil=True, cache=True)
+def _keep_rest(new_error, indices, selected, sent, weight):  # type: ignore[no-untyped-def]
+    for i in range(indices.size):
+        new_error[indices[i]] = np.float64(selected[i]) - sent[i] / weight
+
+
+@njit(nogil=True, cache=True)
+def _scatter_add_(out, indices, values):  # type: ignore[no-untyped-def]
+    for r in range(indices.shape[0]):
+        for j in range(indices.shape[1]):
+            i = indices[r, j]
+            if i < 0 or i >= out.size:
+                raise IndexError("an index is outside the vector that it is to be added to")
+            out[i] += values[r, j]
