@@ -1,0 +1,134 @@
+"""The command ``thinwire``: one function per subcommand.
+
+What a subcommand needs is imported inside it, so that help comes at once.
+"""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from thinwire import __version__
+
+TABLE_NUMEL = 2**20
+"""Length of the vector for which ``thinwire compressors`` states bits per element."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command line and exit with its status: 2 for wrong usage, 1 if something cannot be done here."""
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"thinwire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _thinwire(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train data-parallel PyTorch models over slow networks as if the network were fast."""
+
+
+@contextmanager
+def _failing_with(status: int, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn these exceptions into one line on the error stream and an exit status."""
+    try:
+        yield
+    except kinds as error:
+        print(f"thinwire: {error}", file=sys.stderr)
+        raise typer.Exit(status) from error
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def lab(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run, once per worker.")],
+    workers: Annotated[int, typer.Option(help="Number of workers.")] = 2,
+    rate: Annotated[str | None, typer.Option(help="Of each link, in each direction: 200mbit, 1gbit.")] = None,
+    delay: Annotated[str | None, typer.Option(help="From one worker to another: 100us, 1ms.")] = None,
+    loss: Annotated[str | None, typer.Option(help="Share of packets lost on the way: 0.1%.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds after which the command is ended.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the links' counters as JSON; output of COMMAND goes to stderr.")
+    ] = False,
+) -> None:
+    """Run a command on several workers joined by a slow network, all on this machine.
+
+    Every worker is a process in a network namespace of its own, with the
+    environment variables that torchrun sets. The first worker that fails ends
+    all, and its exit status is passed on. Needs root or user namespaces, and the
+    programs ip and tc (package iproute2).
+
+    Example: thinwire lab --workers 2 --rate 200mbit -- python train.py --epochs 1
+    """
+    from thinwire.lab import Lab, LabUnavailable, LinkShape
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    with _failing_with(2, ValueError):
+        network = Lab(num_workers=workers, shape=LinkShape.parse(rate=rate, delay=delay, loss=loss))
+    with _failing_with(1, LabUnavailable, FileNotFoundError, TimeoutError), network:
+        status = network.run(command, timeout_seconds=timeout, on_line=_to_stderr if as_json else None)
+        counters = [{"rank": rank, **asdict(link)} for rank, link in enumerate(network.counters())]
+    if as_json:
+        print(json.dumps({"status": status, "shape": asdict(network.shape), "links": counters}))
+    else:
+        for link in counters:
+            sent, received = link["sent_bytes"] / 1e6, link["received_bytes"] / 1e6
+            print(f"[{link['rank']}] sent {sent:.2f} MB, received {received:.2f} MB", file=sys.stderr)
+    raise typer.Exit(status)
+
+
+def _to_stderr(rank: int, line: str) -> None:
+    print(f"[{rank}] {line}", file=sys.stderr, flush=True)
+
+
+@app.command()
+def compressors(as_json: Json = False) -> None:
+    """List the compressors: how their spec is written, what they send, and what they need."""
+    from thinwire.compress import known, signature
+
+    rows = [
+        {
+            "id": cls.id,
+            "spec": signature(cls),
+            "bits_per_element": compressor.payload_nbytes(TABLE_NUMEL) * 8 / TABLE_NUMEL,
+            "reducible": compressor.reducible,
+            "unbiased": compressor.unbiased,
+            "error_feedback": not compressor.unbiased,
+        }
+        for cls in known()
+        for compressor in [cls()]
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table("spec", title="Compressors with their settings' defaults", title_justify="left")
+    table.add_column("bits per element", justify="right")
+    for name in ("reducible", "unbiased", "error feedback"):
+        table.add_column(name, justify="center")
+    for row in rows:
+        facts = ["yes" if row[name] else "–" for name in ("reducible", "unbiased", "error_feedback")]
+        table.add_row(str(row["spec"]), f"{row['bits_per_element']:.2f}", *facts)
+    Console().print(table)
