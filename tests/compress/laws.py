@@ -22,6 +22,12 @@ SPECS = [
     "int8(block=0)",
     "fp8",
     "fp8(block=40)",
+    "linear_dithering",
+    "linear_dithering(bits=2, block=0)",
+    "linear_dithering(bits=8, block=256)",
+    "natural_dithering",
+    "natural_dithering(bits=2, block=256)",
+    "natural_dithering(bits=8, block=0)",
 ]
 
 GOLDEN = Path(__file__).with_name("golden.json")

@@ -3,6 +3,7 @@
 from thinwire.compress.base import PAYLOAD_ALIGNMENT_BYTES, Compressor, Key, payload_part, unit_hash
 from thinwire.compress.blockscale import Float8, Int8
 from thinwire.compress.casts import BFloat16, Float16
+from thinwire.compress.dithering import LinearDithering, NaturalDithering
 from thinwire.compress.feedback import ErrorFeedback
 from thinwire.compress.none import Identity
 from thinwire.compress.onebit import OneBit
@@ -18,6 +19,8 @@ __all__ = [
     "Identity",
     "Int8",
     "Key",
+    "LinearDithering",
+    "NaturalDithering",
     "OneBit",
     "known",
     "parse",

@@ -1,12 +1,15 @@
 """Array functions without state, one file per operation; each runs on the device of the tensors it is given."""
 
 from thinwire.kernels.blockscale import blockscale_decode_sum, blockscale_encode
+from thinwire.kernels.dither import dither_decode_sum, dither_encode
 from thinwire.kernels.random import uniform_
 from thinwire.kernels.sign import num_scales, sign_decode_sum, sign_encode
 
 __all__ = [
     "blockscale_decode_sum",
     "blockscale_encode",
+    "dither_decode_sum",
+    "dither_encode",
     "num_scales",
     "sign_decode_sum",
     "sign_encode",
