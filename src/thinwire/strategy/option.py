@@ -48,9 +48,14 @@ class Option:
         return tuple(t for t in self.tasks if isinstance(t.action, Routine))
 
     @property
+    def num_encodes(self) -> int:
+        """How often a unit is encoded on its way; each time with an error memory of its own."""
+        return sum(t.action is Compute.ENCODE for t in self.tasks)
+
+    @property
     def compresses(self) -> bool:
         """Whether anything is encoded."""
-        return any(t.action is Compute.ENCODE for t in self.tasks)
+        return self.num_encodes > 0
 
     @property
     def divides(self) -> bool:

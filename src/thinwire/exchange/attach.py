@@ -1,0 +1,256 @@
+"""The one line that a user writes: check everything, agree with the other ranks, register the hook."""
+
+import hashlib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from thinwire import comm
+from thinwire.compress import Compressor, Key, parse
+from thinwire.exchange.handle import HookSlot, Sync, hook
+from thinwire.exchange.layout import Region
+from thinwire.exchange.memory import ErrorMemory
+from thinwire.exchange.pipeline import Exchange
+from thinwire.exchange.program import Unit
+from thinwire.exchange.settings import Settings, check_executable, uniform_strategy
+from thinwire.strategy import Choice, Strategy
+
+_SLOT = "_thinwire_slot"
+
+
+class LossScaler(Protocol):
+    """What is needed of a ``torch.amp.GradScaler``."""
+
+    def get_scale(self) -> float:
+        """The factor that the loss is multiplied by."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    strategy: Strategy
+    compressors: Mapping[str, Compressor]
+    settings: Settings
+    parameters: Mapping[str, nn.Parameter]
+    device: torch.device
+
+
+def attach(
+    module: nn.Module,
+    spec: str | Compressor | None = None,
+    *,
+    strategy: str | Path | Strategy | None = None,
+    scheme: str | None = None,
+    error_feedback: bool | None = None,
+    min_numel: int = 1024,
+    compress_vectors: bool = False,
+    exclude: Sequence[str] = (),
+    chunk_bytes: int = 4 << 20,
+    seed: int = 0,
+    num_threads: int | None = None,
+    start_step: int = 0,
+    scaler: LossScaler | None = None,
+    optimizer: Optimizer | None = None,
+) -> Sync:
+    """Let a DDP module exchange its gradients compressed. The training loop stays as it is.
+
+    Collective over DDP's process group: every rank calls it with the same settings, before the first backward.
+    Kernels are compiled here, once for a machine (they are cached on disk).
+
+    Args:
+        module: a ``DistributedDataParallel``, also inside ``torch.compile``.
+        spec: a compressor for all gradients, like ``"topk(ratio=0.01)"``; ``thinwire compressors`` lists them.
+        strategy: instead of ``spec``, what to do with each gradient: a :class:`thinwire.Strategy`, or its file.
+        scheme: how payloads cross the network: ``allreduce``, ``reduce_scatter`` (reducible compressors only),
+            ``allgather``, or ``alltoall`` (two-way: each rank is the server of a part, and compresses again). None
+            chooses by payload size and number of ranks.
+        error_feedback: keep what compression drops and add it to the next gradient. None: for all compressors that are
+            not unbiased. Costs two float32 copies of the compressed parameters on each rank.
+        min_numel: smaller gradients are all-reduced as they are, fused into one buffer for each DDP bucket.
+        compress_vectors: compress gradients of one-dimensional parameters (biases, norms) too.
+        exclude: patterns of parameter names, like ``["*embedding*"]``, whose gradients are all-reduced as they are.
+        chunk_bytes: larger gradients (in float32) are cut: parts are encoded, sent and decoded at the same time.
+        seed: of all randomness in compression.
+        num_threads: worker threads on this rank. None: half of its cores, from 1 to 4.
+        start_step: so many steps are exchanged uncompressed at first.
+        scaler: the GradScaler in use, if any: errors then follow its scale. Without it, each change of scale gives the
+            errors of one step the wrong weight.
+        optimizer: rescale errors by lr(then) / lr(now) when the learning rate changes (learning-rate-corrected error
+            feedback, BytePS-Compress, arXiv 2105.07829). None: errors keep their value.
+
+    Returns:
+        The handle: ``state_dict``, ``load_state_dict``, ``stats``, ``detach``.
+
+    Raises:
+        TypeError: if the module is not a DDP module, or a parameter's gradient cannot be exchanged.
+        ValueError: for a setting out of range, a strategy that does not fit, a module that has a hook already, or
+            settings that differ between ranks; on every rank, before anything is changed.
+    """
+    ddp = _ddp(module)
+    group = ddp.process_group
+
+    def prepare() -> _Prepared:
+        settings = Settings(
+            scheme=scheme,
+            error_feedback=error_feedback,
+            min_numel=min_numel,
+            compress_vectors=compress_vectors,
+            exclude=exclude if isinstance(exclude, str) else tuple(exclude),
+            chunk_bytes=chunk_bytes,
+            seed=seed,
+            num_threads=num_threads,
+            start_step=start_step,
+        )
+        _check_free(ddp)
+        parameters = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad}
+        return _prepare(parameters, spec, strategy, settings, group.size())
+
+    ready = comm.agree(group, prepare, _describe)
+    _compile_kernels(ready.compressors.values())
+    num_phases = max((len(c.option.routines) for c in ready.strategy.gradients.values()), default=1)
+    phase_groups = comm.like(group, num_phases, ready.device)
+    memory = ErrorMemory(ready.device)
+
+    def make_unit(regions: Sequence[Region], choice: Choice) -> Unit:
+        compressor = ready.compressors[choice.compressor]
+        with_error = not compressor.unbiased if error_feedback is None else error_feedback
+        return Unit(
+            regions, choice.option, compressor, phase_groups, group.rank(), memory if with_error else None, ready.device
+        )
+
+    exchange = Exchange(
+        choices=ready.strategy.gradients,
+        names={id(p): n for n, p in ready.parameters.items()},
+        group=group,
+        phase_groups=phase_groups,
+        make_unit=make_unit,
+        memory=memory,
+        max_numel=ready.settings.max_numel,
+        num_threads=ready.settings.threads(),
+        seed=seed,
+        start_step=start_step,
+        error_units=_error_units(ready.parameters, scaler, optimizer),
+        timeout_seconds=comm.timeout_of(group, ready.device).total_seconds(),
+    )
+    slot: HookSlot | None = getattr(ddp, _SLOT, None)
+    if slot is None:
+        slot = HookSlot(group)
+        ddp.register_comm_hook(slot, hook)
+        setattr(ddp, _SLOT, slot)
+    slot.exchange = exchange
+    return Sync(slot, exchange, ready.strategy)
+
+
+def _ddp(module: nn.Module) -> DistributedDataParallel:
+    inner = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+    if isinstance(inner, DistributedDataParallel):
+        return inner
+    raise TypeError(
+        f"thinwire.attach needs a torch.nn.parallel.DistributedDataParallel module, not {type(inner).__name__}. "
+        "Wrap the model first: ddp = DistributedDataParallel(model). FSDP shards gradients and is not supported yet."
+    )
+
+
+def _check_free(ddp: DistributedDataParallel) -> None:
+    slot: HookSlot | None = getattr(ddp, _SLOT, None)
+    if slot is not None and slot.exchange is not None:
+        raise ValueError("thinwire is attached to this module already; call detach() on the first handle before")
+    if slot is None and ddp._comm_hooks:
+        taken = getattr(ddp._comm_hooks[0][0], "__name__", "a hook")
+        raise ValueError(f"this module has a communication hook already ({taken}); DDP takes only one, so leave it out")
+
+
+def _prepare(
+    parameters: Mapping[str, nn.Parameter],
+    spec: str | Compressor | None,
+    strategy: str | Path | Strategy | None,
+    settings: Settings,
+    world_size: int,
+) -> _Prepared:
+    if (spec is None) == (strategy is None):
+        raise ValueError('give either a compressor, like "topk(ratio=0.01)", or strategy=...')
+    devices = {p.device for p in parameters.values()}
+    if devices - {torch.device("cpu")}:
+        raise TypeError(f"parameters are on {', '.join(map(str, devices))}; this release exchanges CPU gradients only")
+    for name, p in parameters.items():
+        if not p.is_floating_point() and not p.is_complex():
+            raise TypeError(f"parameter {name!r} is of {p.dtype}; gradients must be floating-point or complex")
+    compressors: dict[str, Compressor] = {"none": parse("none")}
+    if strategy is None:
+        assert spec is not None
+        compressor = parse(spec)
+        compressors[str(compressor)] = compressor
+        plan = uniform_strategy(parameters, compressor, settings, world_size)
+    else:
+        if settings.scheme is not None:
+            raise ValueError(f"scheme={settings.scheme!r} has no effect beside strategy=..., which says it for each")
+        plan = strategy if isinstance(strategy, Strategy) else Strategy.load(strategy)
+        plan.check_fits({n: p.numel() for n, p in parameters.items()}, world_size)
+        compressors.update({c.compressor: parse(c.compressor) for c in plan.gradients.values()})
+    check_executable(plan, compressors, settings.max_numel)
+    return _Prepared(plan, compressors, settings, parameters, torch.device("cpu"))
+
+
+def _describe(ready: _Prepared) -> Mapping[str, object]:
+    """What must be equal on all ranks, by the names that users know."""
+    settings = asdict(ready.settings)
+    del settings["num_threads"]  # machines may differ
+    kinds = sorted({c.compressor for c in ready.strategy.gradients.values()} - {"none"})
+    shapes = [(n, tuple(p.shape), str(p.dtype)) for n, p in ready.parameters.items()]
+    return {
+        "compressor": ", ".join(kinds) or "none",
+        **settings,
+        "the model's trainable parameters": f"{len(shapes)} with digest {_digest(repr(shapes))}",
+        "strategy": f"digest {_digest(ready.strategy.dumps())}",
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def _error_units(
+    parameters: Mapping[str, nn.Parameter], scaler: LossScaler | None, optimizer: Optimizer | None
+) -> Callable[[], Callable[[str], float]]:
+    """The unit of every parameter's errors in the coming step: loss scale / learning rate, where these are given."""
+    if scaler is None and optimizer is None:
+        return lambda: lambda _: 1.0
+    names = {id(p): n for n, p in parameters.items()}
+    rates: dict[str, float] = {}
+
+    def now() -> Callable[[str], float]:
+        scale = float(scaler.get_scale()) if scaler is not None else 1.0
+        for param_group in optimizer.param_groups if optimizer is not None else ():
+            for p in param_group["params"]:
+                if (name := names.get(id(p))) is not None:
+                    # What a step at rate 0 drops is worth nothing, and what was dropped before keeps its worth.
+                    rates[name] = float(param_group["lr"]) or rates.get(name, 1e-30)
+        return lambda name: scale / rates.get(name, 1.0)
+
+    return now
+
+
+def _compile_kernels(compressors: Iterable[Compressor]) -> None:
+    """Run every kernel once on a few numbers: numba compiles at the first call, and keeps the result on disk."""
+    slow = threading.Timer(
+        2.0, print, ["thinwire: compiling kernels for this machine, once ..."], {"file": sys.stderr, "flush": True}
+    )
+    slow.daemon = True
+    slow.start()
+    key = Key(seed=0, step=0, unit=0)
+    x = torch.linspace(-1.0, 1.0, 64)
+    for compressor in compressors:
+        payload = torch.zeros(compressor.payload_nbytes(x.numel()), dtype=torch.uint8)
+        compressor.encode(x, payload, key)
+        compressor.encode_with_error(x, torch.zeros_like(x), torch.empty_like(x), payload, key)
+        compressor.decode(payload.unsqueeze(0), torch.empty_like(x), key)
+        compressor.is_finite(payload.unsqueeze(0))
+    slow.cancel()

@@ -1,0 +1,100 @@
+"""The error memories of a whole model on one rank, by parameter name, and how they survive a restart."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from thinwire.compress import ErrorFeedback
+from thinwire.exchange.layout import Region
+
+WORKER = 0
+"""The stage of what a worker drops from its own gradient; higher stages compress what was summed (servers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedError:
+    """One committed error: the region and stage it belongs to, and the unit it is stored in."""
+
+    region: Region
+    stage: int
+    error: Tensor
+    unit: float
+
+
+class ErrorMemory:
+    """Error feedback for every region that this rank encodes, made when first asked for.
+
+    Regions may be cut differently after a restart (another chunk size): saved errors are kept by name and place, and a
+    new region picks up whatever overlaps it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._entries: dict[tuple[Region, int], ErrorFeedback] = {}
+        self._saved: list[SavedError] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def of(self, region: Region, stage: int) -> ErrorFeedback:
+        """The error feedback of a region at a stage."""
+        if (entry := self._entries.get((region, stage))) is None:
+            entry = self._entries[region, stage] = ErrorFeedback(region.numel, self._device)
+            self._restore(region, stage, entry)
+        return entry
+
+    def commit(self) -> None:
+        """Keep this step's errors."""
+        for entry in self._entries.values():
+            entry.commit()
+
+    def rollback(self) -> None:
+        """Forget this step's errors; those of the step before stay."""
+        for entry in self._entries.values():
+            entry.rollback()
+
+    def save(self) -> list[SavedError]:
+        """Copies of all committed errors, with those restored but not yet asked for."""
+        live = [SavedError(r, s, e.error.clone(), e.unit) for (r, s), e in self._entries.items()]
+        covered = {(s.region.name, s.stage) for s in live}
+        return live + [s for s in self._saved if (s.region.name, s.stage) not in covered]
+
+    def load(self, saved: Sequence[SavedError]) -> None:
+        """Replace all errors by saved ones; where nothing was saved they become zero."""
+        self._saved = list(saved)
+        for (region, stage), entry in self._entries.items():
+            self._restore(region, stage, entry)
+
+    def _restore(self, region: Region, stage: int, entry: ErrorFeedback) -> None:
+        found = [s for s in self._saved if s.stage == stage and s.region.name == region.name]
+        overlapping = [s for s in found if s.region.start < region.stop and region.start < s.region.stop]
+        unit = overlapping[0].unit if overlapping else 1.0
+        error = torch.zeros(region.numel, device=self._device)
+        for s in overlapping:
+            start, stop = max(region.start, s.region.start), min(region.stop, s.region.stop)
+            error[start - region.start : stop - region.start] = s.error[
+                start - s.region.start : stop - s.region.start
+            ].to(self._device) * (unit / s.unit)
+        entry.load(error, unit)
+
+
+def fold(ranks: Sequence[Sequence[SavedError]], numels: Mapping[str, int]) -> Iterator[SavedError]:
+    """What every rank of another world should start from, so that what will reach the model stays the same.
+
+    Pending is the mean over workers of their errors, plus the servers' errors. Every new worker gets all of it as its
+    own error: the mean over the new workers is again the same, however many there are, and servers start from zero.
+
+    Args:
+        ranks: the saved errors of every rank of the old world.
+        numels: number of elements of each parameter.
+    """
+    pending: dict[str, Tensor] = {}
+    for saved in ranks:
+        for s in saved:
+            total = pending.setdefault(s.region.name, torch.zeros(numels[s.region.name], dtype=torch.float64))
+            share = 1.0 / len(ranks) if s.stage == WORKER else 1.0
+            total[s.region.start : s.region.stop].add_(s.error.cpu(), alpha=share / s.unit)
+    for name, total in pending.items():
+        yield SavedError(Region(name, 0, numels[name]), WORKER, total.float(), 1.0)

@@ -1,0 +1,365 @@
+"""The runtime: carries every unit of a step through its program, beside backward."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed import ProcessGroup
+from torch.futures import Future
+
+from thinwire import comm
+from thinwire.comm import Lane
+from thinwire.exchange.buckets import BucketPlan, plan_bucket
+from thinwire.exchange.layout import Region
+from thinwire.exchange.memory import ErrorMemory
+from thinwire.exchange.program import Decode, Encode, StepContext, Transfer, Unit
+from thinwire.exchange.stats import Figures, Stats
+from thinwire.exchange.workers import WorkerPool
+from thinwire.strategy import Choice
+
+
+class ExchangeError(RuntimeError):
+    """The exchange cannot go on: names the step, the unit and the task that failed, and the cause.
+
+    DDP raises it out of ``backward()`` as a RuntimeError with the same text.
+    """
+
+    def __init__(self, step: int, unit: str, task: str, cause: BaseException) -> None:
+        super().__init__(
+            f"gradient exchange failed at step {step}, unit {unit}, in {task}: {type(cause).__name__}: {cause}. "
+            "If nothing is wrong on this rank, look at the others' output: one of them has probably ended or hung."
+        )
+
+
+@dataclass(slots=True)
+class _StepRun:
+    """One step of training under way."""
+
+    context: StepContext
+    figures: Figures = field(default_factory=Figures)
+    buckets: "list[_BucketRun]" = field(default_factory=list)
+    num_open: int = 0
+    finite: bool = True
+    backward_ended: float | None = None
+
+
+@dataclass(slots=True)
+class _BucketRun:
+    """One bucket under way."""
+
+    step: _StepRun
+    buffer: Tensor
+    num_open: int
+    is_last: bool
+    strided: Sequence[tuple[Tensor, Tensor]]
+    """Gradients that are not contiguous, with the contiguous copies that are exchanged for them."""
+    done: "Future[Tensor]" = field(default_factory=Future)
+    delivered: bool = False
+
+
+@dataclass(slots=True)
+class _UnitRun:
+    """One unit under way: the number of its next step, and its places in the lanes."""
+
+    unit: Unit
+    bucket: _BucketRun
+    places: Sequence[int]
+    position: int = 0
+
+
+class Exchange:
+    """Exchanges the gradients of every bucket that DDP hands over.
+
+    Encoding and decoding run on worker threads, collectives in the backend's; backward's own thread only starts them.
+    Encoding goes before decoding, because the network waits for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        choices: Mapping[str, Choice],
+        names: Mapping[int, str],
+        group: ProcessGroup,
+        phase_groups: Sequence[ProcessGroup],
+        make_unit: Callable[[Sequence[Region], Choice], Unit],
+        memory: ErrorMemory,
+        max_numel: int,
+        num_threads: int,
+        seed: int,
+        start_step: int,
+        error_units: Callable[[], Callable[[str], float]],
+        timeout_seconds: float,
+    ) -> None:
+        """Made by :func:`thinwire.attach`, which documents the settings.
+
+        Args:
+            choices: what happens to each gradient, by parameter name.
+            names: parameter names by ``id(parameter)``.
+            group: DDP's process group, for plain all-reduces.
+            phase_groups: a group of the same ranks for every collective of a unit's program.
+            make_unit: compiles a unit.
+            memory: error memories of this rank.
+            max_numel: most elements in a chunk and in a unit.
+            num_threads: worker threads.
+            seed: of all randomness.
+            start_step: number of steps that are exchanged uncompressed at first.
+            error_units: called once a step for the unit of each parameter's errors.
+            timeout_seconds: how long to wait for what an interrupted backward left under way.
+        """
+        self.step = 0
+        self.stats = Stats()
+        self.memory = memory
+        self._choices, self._names = choices, names
+        self._group, self._size, self._rank = group, group.size(), group.rank()
+        self._make_unit, self.max_numel = make_unit, max_numel
+        self._seed, self._start_step, self._error_units = seed, start_step, error_units
+        self._timeout_seconds = timeout_seconds
+        self._compresses = any(choice.option.compresses for choice in choices.values())
+        self._plans: dict[int, tuple[Sequence[str], BucketPlan]] = {}
+        self._lanes = [Lane() for _ in phase_groups]
+        self._pool = WorkerPool(num_threads)
+        self._changed = threading.Condition()
+        self._run: _StepRun | None = None
+        self._failure: ExchangeError | None = None
+
+    def close(self) -> None:
+        """End the worker threads. Nothing may be under way."""
+        self._pool.close()
+
+    # Backward's thread: one call for every bucket, in the same order on all ranks.
+
+    def on_bucket(self, bucket: GradBucket) -> "Future[Tensor]":
+        """Start the exchange of a bucket; the future holds its buffer with the mean over ranks.
+
+        Raises:
+            ExchangeError: if the exchange has failed before.
+        """
+        if self._failure is not None:
+            raise self._failure
+        step = self._begin_step() if self._run is None or bucket.index() == 0 else self._run
+        buffer, is_last = bucket.buffer(), bucket.is_last()
+        plan = None if buffer.is_sparse or self.step < self._start_step else self._plan_of(bucket)
+        if plan is None or not plan.units:
+            run = self._open(step, buffer, num_parts=1, is_last=is_last)
+            result = run.done.then(self._deliver)
+            self._allreduce_whole(run)
+            return result
+        gradients = bucket.gradients()
+        flats = [g.reshape(-1) for g in gradients]  # views, or copies of what is not contiguous
+        strided = [(g, flat) for g, flat in zip(gradients, flats, strict=True) if not g.is_contiguous()]
+        num_parts = len(plan.units) + bool(plan.plain)
+        run = self._open(step, buffer, num_parts=num_parts, is_last=is_last, strided=strided)
+        result = run.done.then(self._deliver)
+        if plan.plain:
+            self._allreduce_some(run, [flats[i] for i in plan.plain])
+        for unit, owners in plan.units:
+            unit.values.tensors = [flats[i][r.start : r.stop] for i, r in zip(owners, unit.regions, strict=True)]
+            places = [self._lanes[s.phase].reserve() for s in unit.steps if isinstance(s, Transfer)]
+            step.figures.payload_bytes += unit.sent_bytes
+            self._advance(_UnitRun(unit, run, places))
+        return result
+
+    def _begin_step(self) -> _StepRun:
+        if self._run is not None:
+            self._abandon(self._run)
+        self._run = _StepRun(StepContext(self._seed, self.step, self._rank, self._error_units()))
+        return self._run
+
+    def _abandon(self, step: _StepRun) -> None:
+        """A backward that was interrupted, by an exception in the user's code, leaves its step unfinished."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: step.num_open == 0 or self._failure, self._timeout_seconds):
+                raise RuntimeError(
+                    f"an interrupted backward left gradients under way at step {self.step}, "
+                    f"and the other ranks did not take part within {self._timeout_seconds:.0f} s"
+                )
+        self.memory.rollback()
+
+    def _open(
+        self,
+        step: _StepRun,
+        buffer: Tensor,
+        *,
+        num_parts: int,
+        is_last: bool,
+        strided: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> _BucketRun:
+        run = _BucketRun(step, buffer, num_parts, is_last, strided)
+        if not buffer.is_sparse:
+            step.figures.uncompressed_bytes += self._allreduce_bytes(buffer)
+        with self._changed:
+            step.buckets.append(run)
+            step.num_open += num_parts
+            if is_last:
+                step.backward_ended = time.perf_counter()
+        return run
+
+    def _plan_of(self, bucket: GradBucket) -> BucketPlan:
+        names = [self._names[id(p)] for p in bucket.parameters()]
+        known = self._plans.get(bucket.index())
+        if known is None or known[0] != names:  # DDP rebuilds its buckets after the first step
+            packable = bucket.buffer().dtype in (torch.float16, torch.bfloat16, torch.float32)
+            choices = [(name, self._choices[name]) for name in names]
+            known = self._plans[bucket.index()] = (
+                names,
+                plan_bucket(choices, self.max_numel, packable, self._make_unit),
+            )
+        return known[1]
+
+    def _allreduce_whole(self, run: _BucketRun) -> None:
+        buffer = run.buffer
+        buffer.div_(self._size)
+        self._allreduce(run, buffer, lambda: None)
+
+    def _allreduce_some(self, run: _BucketRun, gradients: Sequence[Tensor]) -> None:
+        fused = torch.cat(list(gradients)).div_(self._size)
+
+        def write_back() -> None:
+            torch._foreach_copy_(list(gradients), list(torch.split(fused, [g.numel() for g in gradients])))
+
+        self._allreduce(run, fused, write_back)
+
+    def _allreduce(self, run: _BucketRun, values: Tensor, finish: Callable[[], None]) -> None:
+        """Start a plain all-reduce over DDP's own group, as DDP itself would (design, contract 8)."""
+        if not values.is_sparse:
+            run.step.figures.payload_bytes += self._allreduce_bytes(values)
+        label = f"of {values.numel()} uncompressed elements"
+
+        def arrived(future: "Future[object]") -> None:
+            with self._failing(run.step, label, "allreduce@flat"):
+                future.value()
+                finish()
+                # Where errors are kept, they must know of every Inf and NaN of the step, wherever it is.
+                self._part_done(run, not len(self.memory) or _is_finite(values))
+
+        with self._failing(run.step, label, "allreduce@flat"):
+            comm.allreduce(self._group, values).add_done_callback(arrived)
+
+    def _allreduce_bytes(self, values: Tensor) -> int:
+        return 2 * (self._size - 1) * values.numel() * values.element_size() // self._size
+
+    # Any thread: from one step of a unit's program to the next.
+
+    def _advance(self, run: _UnitRun) -> None:
+        step = run.unit.steps[run.position]
+        if isinstance(step, Transfer):
+            self._lanes[step.phase].issue(run.places[step.phase], partial(self._transfer, run, step))
+        else:
+            self._pool.submit(partial(self._compute, run, step), priority=isinstance(step, Decode))
+
+    def _transfer(self, run: _UnitRun, transfer: Transfer) -> None:
+        if self._failure is not None:
+            return
+
+        def arrived(future: "Future[object]") -> None:
+            with self._failing(run.bucket.step, run.unit.label, transfer.task):
+                future.value()
+                self._step_done(run)
+
+        with self._failing(run.bucket.step, run.unit.label, transfer.task):
+            transfer.start().add_done_callback(arrived)
+
+    def _compute(self, run: _UnitRun, task: Encode | Decode) -> None:
+        if self._failure is not None:
+            return
+        with self._failing(run.bucket.step, run.unit.label, task.task):
+            started = time.perf_counter()
+            task.run(run.bucket.step.context)
+            seconds = time.perf_counter() - started
+            figures = run.bucket.step.figures
+            with self._changed:
+                if isinstance(task, Encode):
+                    figures.encode_seconds += seconds
+                else:
+                    figures.decode_seconds += seconds
+            self._step_done(run)
+
+    def _step_done(self, run: _UnitRun) -> None:
+        run.position += 1
+        if run.position < len(run.unit.steps):
+            self._advance(run)
+            return
+        last = run.unit.steps[-1]
+        assert isinstance(last, Decode)
+        self._part_done(run.bucket, last.is_finite())
+
+    def _part_done(self, bucket: _BucketRun, finite: bool) -> None:
+        step = bucket.step
+        with self._changed:
+            step.finite &= finite
+            bucket.num_open -= 1
+            step.num_open -= 1
+            bucket_done = bucket.num_open == 0
+            step_done = step.num_open == 0 and step.backward_ended is not None
+            self._changed.notify_all()
+        if bucket_done:
+            for gradient, flat in bucket.strided:
+                gradient.copy_(flat.view(gradient.shape))
+        # The last bucket is held back until the whole step is settled, so that backward returns after it.
+        if step_done:
+            self._end_step(step)
+            self._finish(next(b for b in step.buckets if b.is_last))
+        if bucket_done and not bucket.is_last:
+            self._finish(bucket)
+
+    def _end_step(self, step: _StepRun) -> None:
+        if step.finite:
+            self.memory.commit()
+        else:
+            self.memory.rollback()
+            self.stats.non_finite_steps += 1
+        assert step.backward_ended is not None
+        step.figures.wait_seconds = time.perf_counter() - step.backward_ended
+        self.stats.steps += 1
+        self.stats.last = step.figures
+        self.stats.total.add(step.figures)
+        self.step += 1
+        self._run = None
+
+    def _finish(self, bucket: _BucketRun) -> None:
+        with self._changed:
+            if bucket.delivered:
+                return
+            bucket.delivered = True
+        bucket.done.set_result(bucket.buffer)
+
+    def _deliver(self, done: "Future[Tensor]") -> Tensor:
+        # What a callback raises reaches DDP, and so the caller of backward(), with its text.
+        if self._failure is not None:
+            raise self._failure
+        return done.value()
+
+    @contextmanager
+    def _failing(self, step: _StepRun, unit: str, task: str) -> Iterator[None]:
+        """Threads that nobody waits for have nowhere to raise: end the exchange instead."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(step, unit, task, error)
+
+    def _fail(self, step: _StepRun, unit: str, task: str, cause: Exception) -> None:
+        with self._changed:
+            if self._failure is None:
+                self._failure = ExchangeError(step.context.step, unit, task, cause)
+                self._failure.__cause__ = cause
+            self._changed.notify_all()
+            buckets = list(step.buckets)
+        for bucket in buckets:
+            self._finish(bucket)
+
+
+def _is_finite(values: Tensor) -> bool:
+    if values.is_sparse:
+        values = values.coalesce().values()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    if not values.numel():
+        return True
+    low, high = torch.aminmax(values)  # one pass, and NaN comes through
+    return bool(torch.isfinite(low) & torch.isfinite(high))

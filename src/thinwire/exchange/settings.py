@@ -1,0 +1,109 @@
+"""What the user of ``attach`` can set, and the strategy that follows from it."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from thinwire.compress import Compressor
+from thinwire.strategy import SCHEMES, Choice, Place, Strategy, choose_scheme, flat_option
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Settings of an exchange; :func:`thinwire.attach` documents them."""
+
+    scheme: str | None = None
+    error_feedback: bool | None = None
+    min_numel: int = 1024
+    compress_vectors: bool = False
+    exclude: Sequence[str] = ()
+    chunk_bytes: int = 4 << 20
+    seed: int = 0
+    num_threads: int | None = None
+    start_step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.scheme is not None and self.scheme not in SCHEMES:
+            raise ValueError(f"scheme={self.scheme!r} is unknown; allowed: {', '.join(SCHEMES)}, or None to choose one")
+        if self.error_feedback not in (None, True, False):
+            raise ValueError(f"error_feedback={self.error_feedback!r}; allowed: True, False, or None for the usual")
+        for name, lowest in (("min_numel", 0), ("chunk_bytes", 1024), ("seed", 0), ("start_step", 0)):
+            _check_integer(name, getattr(self, name), lowest)
+        if self.num_threads is not None:
+            _check_integer("num_threads", self.num_threads, 1)
+        if isinstance(self.exclude, str) or not all(isinstance(pattern, str) for pattern in self.exclude):
+            raise ValueError(f"exclude={self.exclude!r}; give a list of name patterns, like ['embedding.*']")
+
+    @property
+    def max_numel(self) -> int:
+        """Most elements of a chunk."""
+        return self.chunk_bytes // 4
+
+    def threads(self) -> int:
+        """Worker threads: as set, or half of the cores that this rank can call its own, at least one and at most 4."""
+        if self.num_threads is not None:
+            return self.num_threads
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return max(1, min(4, len(os.sched_getaffinity(0)) // max(ranks_here, 1) // 2))
+
+
+def _check_integer(name: str, value: object, lowest: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+        raise ValueError(f"{name}={value!r}; allowed: whole numbers from {lowest}")
+
+
+def uniform_strategy(
+    parameters: Mapping[str, nn.Parameter], compressor: Compressor, settings: Settings, world_size: int
+) -> Strategy:
+    """The strategy that gives every gradient worth compressing the same compressor and scheme.
+
+    Left out, and all-reduced as they are: gradients under ``min_numel`` elements, vectors (unless
+    ``compress_vectors``), those whose name matches a pattern of ``exclude``, and those of complex parameters.
+    """
+    compressed = compressor.id != "none"
+    typical = 1 << 20
+    scheme = settings.scheme or choose_scheme(
+        reducible=compressor.reducible,
+        payload_bytes_per_element=compressor.payload_nbytes(typical) / typical,
+        world_size=world_size,
+    )
+    option = flat_option(scheme, Place.CPU, compressed=compressed)
+
+    def choice(name: str, parameter: nn.Parameter) -> Choice:
+        excluded = (
+            parameter.numel() < max(settings.min_numel, 1)
+            or (parameter.dim() < 2 and not settings.compress_vectors)
+            or not parameter.is_floating_point()
+            or any(fnmatchcase(name, pattern) for pattern in settings.exclude)
+        )
+        if excluded:
+            return Choice(numel=parameter.numel())
+        return Choice(numel=parameter.numel(), option=option, compressor=str(compressor))
+
+    return Strategy(world_size=world_size, gradients={n: choice(n, p) for n, p in parameters.items()})
+
+
+def check_executable(strategy: Strategy, compressors: Mapping[str, Compressor], max_numel: int) -> None:
+    """Refuse what the exchange cannot run.
+
+    Raises:
+        ValueError: naming the gradient, and what to change.
+    """
+    for name, choice in strategy.gradients.items():
+        compressor = compressors[choice.compressor]
+        if choice.option.sums_payloads and not compressor.reducible:
+            raise ValueError(
+                f"{name}: {str(choice.option)!r} adds payloads up on the way, "
+                f"but those of {compressor} cannot be added; use the scheme allgather or alltoall"
+            )
+        num_chunks = math.ceil(choice.numel / max_numel)
+        smallest = choice.numel // max(num_chunks, 1)
+        if choice.option.divides and choice.numel and smallest < strategy.world_size:
+            raise ValueError(
+                f"{name}: a part of {smallest} elements cannot be divided among {strategy.world_size} ranks; "
+                f"set min_numel to at least {strategy.world_size}, or exclude=[{name!r}], or a larger chunk_bytes"
+            )
