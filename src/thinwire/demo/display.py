@@ -1,0 +1,125 @@
+"""What a person sees: progress while the workers train, then a table and one sentence."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from thinwire.demo.launch import Event
+from thinwire.demo.modes import COMPUTE_ONLY, DDP, DDP_FP16, SPECS
+from thinwire.demo.result import Recorder
+
+_LABELS = {COMPUTE_ONLY: "compute only", DDP: "DDP", DDP_FP16: "DDP, fp16 hook", "topk": "thinwire topk 1 %"}
+
+
+def label(mode: str) -> str:
+    """How a mode is called in tables and charts."""
+    return _LABELS.get(mode, f"thinwire {mode}")
+
+
+@contextmanager
+def progress(console: Console, recorder: Recorder) -> Iterator[Callable[[Event], None]]:
+    """Show how far each mode is: live bars on a terminal, else a line after each round.
+
+    Yields a function that takes each event after the recorder has.
+    """
+    if not console.is_terminal:
+        yield lambda event: _print_line(console, recorder, event)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Progress(*columns, console=console) as bars:
+        tasks = {
+            mode: bars.add_task(label(mode), total=recorder.job.num_steps, figures="") for mode in recorder.job.modes
+        }
+
+        def update(event: Event) -> None:
+            if event["event"] == "preparing":
+                bars.update(tasks[event["mode"]], figures="preparing")
+            elif event["event"] == "ready":
+                for task in tasks.values():
+                    bars.update(task, figures="")
+            elif event["event"] == "step":
+                mode = event["mode"]
+                bars.update(
+                    tasks[mode], completed=len(recorder.step_seconds(mode)), figures=_figures_so_far(recorder, mode)
+                )
+
+        yield update
+
+
+def _print_line(console: Console, recorder: Recorder, event: Event) -> None:
+    if event["rank"]:
+        return
+    if event["event"] == "preparing":
+        console.print(f"preparing {label(event['mode'])}")
+    elif event["event"] == "round":
+        mode = event["mode"]
+        num_done = len(recorder.step_seconds(mode))
+        console.print(f"{label(mode)}: {num_done} of {recorder.job.num_steps} steps, {_figures_so_far(recorder, mode)}")
+
+
+def _figures_so_far(recorder: Recorder, mode: str) -> str:
+    seconds = recorder.median_step_seconds(mode)
+    speed = "" if seconds is None else f"{seconds:.2f} s a step"
+    losses = recorder.losses(mode)
+    if mode == COMPUTE_ONLY or not losses:
+        return speed
+    return ", ".join(filter(None, [speed, f"loss {losses[-1]:.2f}"]))
+
+
+def table(result: dict[str, Any]) -> Table:
+    """The figures of all modes side by side."""
+    link = "unshaped loopback" if result["link_mbit"] is None else f"{result['link_mbit']:g} Mbit/s links"
+    rows = Table(
+        title=f"{result['workers']} workers, {link}, {result['parameters'] / 1e6:.1f} M parameters, "
+        f"{result['steps']} steps of each mode",
+        title_justify="left",
+        caption="step: median; of compute: speed, as a share of that without communication; sent: by a worker in a step, "
+        "as the interface counts; loss: nats per byte, training and held-out text",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    rows.add_column("gradients", no_wrap=True)
+    for name in ("step", "of compute", "sent", "smaller", "loss", "held-out"):
+        rows.add_column(name, justify="right")
+    for mode, figures in result["modes"].items():
+        rows.add_row(
+            label(mode),
+            f"{figures['step_seconds']:.3f} s",
+            _cell(figures, "share_of_compute_speed", lambda share: f"{share:.0%}"),
+            _cell(figures, "tx_bytes_per_step", lambda size: f"{size / 1e6:.2f} MB"),
+            _cell(figures, "compression", lambda ratio: f"{ratio:.1f} ×"),
+            _cell(figures, "loss", lambda loss: f"{loss:.3f}"),
+            _cell(figures, "held_out_loss", lambda loss: f"{loss:.3f}"),
+        )
+    return rows
+
+
+def _cell(figures: dict[str, Any], name: str, form: Callable[[float], str]) -> str:
+    return form(figures[name]) if name in figures else "–"
+
+
+def outcome(result: dict[str, Any]) -> str:
+    """One sentence: what the fastest thinwire mode gains over plain DDP, and what it costs."""
+    modes = result["modes"]
+    mode = min(SPECS.keys() & modes.keys(), key=lambda name: modes[name]["step_seconds"])
+    best, ddp = modes[mode], modes[DDP]
+    link = "On the unshaped loopback" if result["link_mbit"] is None else f"On a {result['link_mbit']:g} Mbit/s link"
+    difference = best["loss"] / ddp["loss"] - 1
+    return (
+        f"{link} {label(mode)} takes {best['step_seconds']:.2f} s a step where plain DDP takes "
+        f"{ddp['step_seconds']:.2f} s: {ddp['step_seconds'] / best['step_seconds']:.1f} times as fast, "
+        f"at {best['share_of_compute_speed']:.0%} of the speed without communication, "
+        f"sending {best['compression']:.0f} times fewer bytes; its loss after {result['steps']} steps is "
+        f"{abs(difference):.1%} {'above' if difference >= 0 else 'below'} plain DDP's."
+    )

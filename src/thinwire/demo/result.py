@@ -1,0 +1,105 @@
+"""From the workers' events to the figures of each mode, as ``result.json`` holds them."""
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from thinwire.demo.job import Job
+from thinwire.demo.launch import Event
+from thinwire.demo.modes import COMPUTE_ONLY, DDP, SPECS
+
+NUM_SETTLING_STEPS = 3
+"""The first steps of a mode do what later ones need not: DDP rebuilds its buckets, memory is touched first."""
+
+NUM_LOSS_STEPS = 5
+"""The training loss of a mode is the mean over its last steps."""
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Takes the events of all workers and works out what they say.
+
+    A step takes as long as on its slowest rank. Its time counts towards the median unless it is among a mode's first
+    ``NUM_SETTLING_STEPS`` or the first of a round, when caches still hold another mode's data.
+    """
+
+    job: Job
+    num_workers: int
+    shared_interface: bool
+    """Whether all workers send through one interface (loopback), so that each reads the bytes of all."""
+    parameters: int = 0
+    _steps: dict[str, dict[int, list[Event]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    _rounds: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    _held_out: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, event: Event) -> None:
+        """Take one event."""
+        match event["event"]:
+            case "ready":
+                self.parameters = event["parameters"]
+            case "step":
+                self._steps[event["mode"]][event["step"]].append(event)
+            case "round":
+                self._rounds[event["mode"]].append(event)
+            case "held_out":
+                self._held_out[event["mode"]] += event["losses"]
+
+    def step_seconds(self, mode: str) -> list[float]:
+        """How long every step took that all ranks have done, in order."""
+        return [max(event["seconds"] for event in events) for events in self._done(mode)]
+
+    def median_step_seconds(self, mode: str) -> float | None:
+        """The median over the steps that count; None before there is one."""
+        seconds = self.step_seconds(mode)
+        counted = [s for i, s in enumerate(seconds) if i >= NUM_SETTLING_STEPS and i % self.job.steps_per_round]
+        return statistics.median(counted) if counted else None
+
+    def losses(self, mode: str) -> list[float]:
+        """The loss of every step that all ranks have done: the mean over their batches."""
+        return [statistics.fmean(event["loss"] for event in events) for events in self._done(mode)]
+
+    def _done(self, mode: str) -> list[list[Event]]:
+        return [events for _, events in sorted(self._steps[mode].items()) if len(events) == self.num_workers]
+
+    def figures(self, mode: str) -> dict[str, Any]:
+        """What the result says of a mode."""
+        figures: dict[str, Any] = {
+            "step_seconds": self.median_step_seconds(mode),
+            "seconds_of_steps": self.step_seconds(mode),
+        }
+        if mode == COMPUTE_ONLY:
+            return figures
+        if mode in SPECS:
+            figures["spec"] = SPECS[mode]
+        return figures | {
+            "tx_bytes_per_step": round(self._bytes_per_step(mode, "sent_bytes", shared=self.shared_interface)),
+            "payload_bytes_per_step": round(self._bytes_per_step(mode, "payload_bytes", shared=False)),
+            "loss": statistics.fmean(self.losses(mode)[-NUM_LOSS_STEPS:]),
+            "held_out_loss": statistics.fmean(self._held_out[mode]),
+            "losses_of_steps": self.losses(mode),
+        }
+
+    def _bytes_per_step(self, mode: str, which: str, *, shared: bool) -> float:
+        """Bytes that one worker sent in a step, on average over workers and the rounds after the first."""
+        rounds = self._rounds[mode][self.num_workers :] or self._rounds[mode]
+        total: float = sum(event[which] for event in rounds) / sum(event["num_steps"] for event in rounds)
+        return total / self.num_workers if shared else total
+
+
+def summarise(recorder: Recorder, link_mbit: float | None) -> dict[str, Any]:
+    """The content of ``result.json``, with every figure relative to compute-only or plain DDP where both were run."""
+    modes = {mode: recorder.figures(mode) for mode in recorder.job.modes}
+    compute, ddp = modes.get(COMPUTE_ONLY), modes.get(DDP)
+    for figures in modes.values():
+        if compute is not None:
+            figures["share_of_compute_speed"] = compute["step_seconds"] / figures["step_seconds"]
+        if ddp is not None and "tx_bytes_per_step" in figures:
+            figures["compression"] = ddp["tx_bytes_per_step"] / figures["tx_bytes_per_step"]
+    return {
+        "link_mbit": link_mbit,
+        "workers": recorder.num_workers,
+        "parameters": recorder.parameters,
+        "steps": recorder.job.num_steps,
+        "modes": modes,
+    }
