@@ -28,6 +28,10 @@ SPECS = [
     "natural_dithering",
     "natural_dithering(bits=2, block=256)",
     "natural_dithering(bits=8, block=0)",
+    "randomk",
+    "randomk(ratio=0.25, values=fp16)",
+    "randomk(ratio=0.1, scaled=True)",
+    "randomk(ratio=1.0)",
 ]
 
 GOLDEN = Path(__file__).with_name("golden.json")

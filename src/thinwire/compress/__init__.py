@@ -7,6 +7,7 @@ from thinwire.compress.dithering import LinearDithering, NaturalDithering
 from thinwire.compress.feedback import ErrorFeedback
 from thinwire.compress.none import Identity
 from thinwire.compress.onebit import OneBit
+from thinwire.compress.randomk import RandomK
 from thinwire.compress.registry import known, parse, register, signature
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "LinearDithering",
     "NaturalDithering",
     "OneBit",
+    "RandomK",
     "known",
     "parse",
     "payload_part",

@@ -93,7 +93,8 @@ class _Dithering(Compressor):
     def _parts(self, payload: Tensor, numel: int) -> tuple[Tensor, Tensor]:
         """Views of the scales and of the bitmaps, of one payload or of rows of them."""
         split = 4 * num_scales(numel, self.block)
-        return payload_part(payload, 0, split, torch.float32), payload[..., split:].unflatten(-1, (self.bits, -1))
+        codes = payload[..., split:].view(*payload.shape[:-1], self.bits, (numel + 7) // 8)
+        return payload_part(payload, 0, split, torch.float32), codes
 
 
 @register

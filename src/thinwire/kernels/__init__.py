@@ -4,6 +4,7 @@ from thinwire.kernels.blockscale import blockscale_decode_sum, blockscale_encode
 from thinwire.kernels.dither import dither_decode_sum, dither_encode
 from thinwire.kernels.random import uniform_
 from thinwire.kernels.sign import num_scales, sign_decode_sum, sign_encode
+from thinwire.kernels.strata import strata_put_, strata_take
 
 __all__ = [
     "blockscale_decode_sum",
@@ -13,5 +14,7 @@ __all__ = [
     "num_scales",
     "sign_decode_sum",
     "sign_encode",
+    "strata_put_",
+    "strata_take",
     "uniform_",
 ]

@@ -42,7 +42,7 @@ def decode_sum(codes: Tensor, scales: Tensor, out: Tensor, natural: bool, block:
 
 def num_levels(bits: int) -> int:
     """How many levels are above zero: with as many below, and zero, all but one of the codes."""
-    return 2 ** (bits - 1) - 1
+    return (1 << (bits - 1)) - 1
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
