@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,7 +59,35 @@ def _failing_with(status: int, *kinds: type[Exception]) -> Iterator[None]:
         raise typer.Exit(status) from error
 
 
+def _exit_on_signals() -> None:
+    """Let signals unwind the stack, so that a command that started others ends them in order."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def demo(
+    workers: Annotated[int, typer.Option(help="Number of workers.")] = 2,
+    rate: Annotated[str, typer.Option(help="Of each link, in each direction: 200mbit, 1gbit.")] = "200mbit",
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps of each mode, a multiple of 5.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for result.json and result.png.")] = Path("runs/demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: rougher times, and no word on losses.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a small model over a slow network, plainly and compressed, and compare.
+
+    Example: thinwire demo --rate 100mbit
+    """
+    from thinwire.demo.launch import WorkerError
+    from thinwire.demo.main import run
+    from thinwire.lab import LabUnavailable
+
+    _exit_on_signals()
+    with _failing_with(2, ValueError), _failing_with(1, WorkerError, LabUnavailable):
+        run(workers=workers, rate=rate, steps=steps, out=out, as_json=as_json, quick=quick)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -84,8 +113,7 @@ def lab(
     """
     from thinwire.lab import Lab, LabUnavailable, LinkShape
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    _exit_on_signals()
     with _failing_with(2, ValueError):
         network = Lab(num_workers=workers, shape=LinkShape.parse(rate=rate, delay=delay, loss=loss))
     with _failing_with(1, LabUnavailable, FileNotFoundError, TimeoutError), network:
