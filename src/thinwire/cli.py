@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -152,9 +153,10 @@ def compressors(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(rows))
         return
-    table = Table("spec", title="Compressors with their settings' defaults", title_justify="left")
-    table.add_column("bits per element", justify="right")
-    for name in ("reducible", "unbiased", "error feedback"):
+    title = "Compressors with their settings' defaults"
+    table = Table("spec", title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("bits per\nelement", justify="right")
+    for name in ("reducible", "unbiased", "error\nfeedback"):
         table.add_column(name, justify="center")
     for row in rows:
         facts = ["yes" if row[name] else "–" for name in ("reducible", "unbiased", "error_feedback")]
