@@ -83,8 +83,8 @@ def table(result: dict[str, Any]) -> Table:
         title=f"{result['workers']} workers, {link}, {result['parameters'] / 1e6:.1f} M parameters, "
         f"{result['steps']} steps of each mode",
         title_justify="left",
-        caption="step: median; of compute: speed, as a share of that without communication; sent: by a worker in a step, "
-        "as the interface counts; loss: nats per byte, training and held-out text",
+        caption="step: median; of compute: speed, as a share of that without communication; sent: by each worker in a "
+        "step, as its interface counts; loss: nats per byte, training and held-out text",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,

@@ -66,7 +66,11 @@ def compare(job: Job, num_workers: int, shape: LinkShape, console: Console) -> d
     """
     rate = shape.rate_bits_per_second
     if (reason := Lab.unavailable(shape)) is not None:
-        console.print(f"No shaped links here: {reason}. Running on the loopback interface, unshaped.", highlight=False)
+        console.print(
+            f"No shaped links here: {reason}. Running on the loopback interface, unshaped.",
+            markup=False,
+            highlight=False,
+        )
         rate = None
     recorder = Recorder(job, num_workers, shared_interface=rate is None)
     with display.progress(console, recorder) as show:
@@ -78,7 +82,7 @@ def compare(job: Job, num_workers: int, shape: LinkShape, console: Console) -> d
         run_job(job, num_workers=num_workers, shape=None if rate is None else shape, on_event=on_event)
     result = summarise(recorder, None if rate is None else rate / 1e6) | _circumstances()
     console.print(display.table(result))
-    console.print(display.outcome(result), highlight=False)
+    console.print(display.outcome(result), markup=False, highlight=False)
     return result
 
 
@@ -91,8 +95,10 @@ def write(result: dict[str, Any], out: Path, console: Console) -> None:
         chart.draw(result, out / "result.png")
         written.append(out / "result.png")
     except ModuleNotFoundError as error:
-        console.print(f"No chart, as {error.name} is missing; pip install 'thinwire[report]'", highlight=False)
-    console.print(f"Written: {', '.join(map(str, written))}", highlight=False)
+        console.print(
+            f"No chart, as {error.name} is missing; pip install 'thinwire[report]'", markup=False, highlight=False
+        )
+    console.print(f"Written: {', '.join(map(str, written))}", markup=False, highlight=False)
 
 
 def _circumstances() -> dict[str, Any]:

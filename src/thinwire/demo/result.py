@@ -82,7 +82,8 @@ class Recorder:
 
     def _bytes_per_step(self, mode: str, which: str, *, shared: bool) -> float:
         """Bytes that one worker sent in a step, on average over workers and the rounds after the first."""
-        rounds = self._rounds[mode][self.num_workers :] or self._rounds[mode]
+        last = max(event["first_step"] for event in self._rounds[mode])
+        rounds = [event for event in self._rounds[mode] if event["first_step"] > 0 or last == 0]
         total: float = sum(event[which] for event in rounds) / sum(event["num_steps"] for event in rounds)
         return total / self.num_workers if shared else total
 

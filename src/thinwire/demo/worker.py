@@ -55,6 +55,7 @@ def _train(contestant: Contestant, steps: Sequence[int], text: Text, job: Job, r
     report(
         "round",
         mode=contestant.mode,
+        first_step=steps[0],
         num_steps=len(steps),
         sent_bytes=sent_after - sent_before,
         payload_bytes=payload_after - payload_before,
