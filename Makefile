@@ -29,7 +29,7 @@ bench: $(INSTALLED) ## run the benchmarks; make bench BENCHES=kernels for some o
 
 clean: ## remove everything that was made here
 	rm -rf .venv runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
-	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
