@@ -29,6 +29,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from thinwire.compress import Key, parse
 from thinwire.kernels import sign_decode_sum, sign_encode
 
 BLOCK = 1 << 20
@@ -93,12 +94,56 @@ def sign_decode_calls(data: Data, num_rows: int) -> Calls:
     ]
 
 
+def encode_calls(data: Data, spec: str) -> Calls:
+    compressor = parse(spec)
+    payloads = torch.empty(NUMEL // BLOCK, compressor.payload_nbytes(BLOCK), dtype=torch.uint8)
+    return [
+        partial(compressor.encode_with_error, grad, error, new_error, payload, Key(0, 0, unit))
+        for unit, (grad, error, new_error, payload) in enumerate(
+            zip(blocks(data.grad), blocks(data.error), blocks(data.out), payloads, strict=True)
+        )
+    ]
+
+
+def decode_calls(data: Data, spec: str, num_rows: int) -> Calls:
+    compressor = parse(spec)
+    calls = []
+    for unit, (grad, out) in enumerate(zip(blocks(data.grad), blocks(data.out), strict=True)):
+        key = Key(0, 0, unit)
+        payloads = torch.empty(num_rows, compressor.payload_nbytes(BLOCK), dtype=torch.uint8)
+        compressor.encode(grad, payloads[0], key)
+        payloads[1:] = payloads[0]
+        calls.append(partial(compressor.decode, payloads, out, key))
+    return calls
+
+
+def compressor_cases(spec: str) -> list[Case]:
+    """Encoding with error feedback, and decoding."""
+    payload = parse(spec).payload_nbytes(BLOCK) / BLOCK
+    return [
+        Case(f"{spec} encode + error", 12 + payload, partial(encode_calls, spec=spec)),
+        *(
+            Case(
+                f"{spec} decode, {n} row{'s' if n > 1 else ''}",
+                4 + n * payload,
+                partial(decode_calls, spec=spec, num_rows=n),
+            )
+            for n in (1, 4)
+        ),
+    ]
+
+
 CASES = [
     Case("sign encode", 4 + 1 / 8, sign_encode_plain_calls),
     Case("sign encode + error", 12 + 1 / 8, sign_encode_calls),
     Case("sign decode, 1 row", 4 + 1 / 8, partial(sign_decode_calls, num_rows=1)),
     Case("sign decode, 2 rows", 4 + 2 / 8, partial(sign_decode_calls, num_rows=2)),
     Case("sign decode, 4 rows", 4 + 4 / 8, partial(sign_decode_calls, num_rows=4)),
+    *compressor_cases("int8"),
+    *compressor_cases("fp8"),
+    *compressor_cases("linear_dithering"),
+    *compressor_cases("natural_dithering"),
+    *compressor_cases("randomk"),
 ]
 
 

@@ -66,7 +66,7 @@ class RandomK(Compressor):
 
     def decode(self, payloads: Tensor, out: Tensor, key: Key) -> None:
         rows = payload_part(payloads, 0, payloads.shape[1], self.sum_dtype).float()
-        strata_put_(out.zero_(), rows, key=key.shared(), scaled=self.scaled)
+        strata_put_(out, rows, key=key.shared(), scaled=self.scaled, clear=True)
 
     def is_finite(self, payloads: Tensor) -> bool:
         return bool(torch.isfinite(payload_part(payloads, 0, payloads.shape[1], self.sum_dtype)).all())

@@ -50,14 +50,15 @@ def strata_take(
         run(grad, error, new_error, values, key, error_scale, weight)
 
 
-def strata_put_(out: Tensor, values: Tensor, *, key: int, scaled: bool = False) -> None:
+def strata_put_(out: Tensor, values: Tensor, *, key: int, scaled: bool = False, clear: bool = False) -> None:
     """Write the sum over rows of ``values`` to the places that :func:`strata_take` took them from.
 
     Args:
-        out: float32 ``[n]``, contiguous; overwritten at the places and nowhere else.
+        out: float32 ``[n]``, contiguous; overwritten at the places, and elsewhere only as ``clear`` says.
         values: float32 ``[m, k]``, rows contiguous, any stride between them; m ≥ 1, k ≤ n. Rows are added in order.
         key: as they were taken with.
         scaled: multiply each value by its stratum's length, one over its probability.
+        clear: set all other elements to 0, in the same pass.
 
     Raises:
         ValueError: if there are more values in a row than elements, or none for some.
@@ -65,7 +66,7 @@ def strata_put_(out: Tensor, values: Tensor, *, key: int, scaled: bool = False) 
     _expect_strata(values[0], out.numel())
     if out.numel():
         run = pick(out.device, cpu=cpu.put, reference=reference.put)
-        run(out, values, key, scaled)
+        run(out, values, key, scaled, clear)
 
 
 def _expect_strata(values: Tensor, numel: int) -> None:

@@ -9,7 +9,12 @@ from thinwire.kernels.cpu.random import random_tile
 from thinwire.kernels.cpu.rows import flat_rows
 
 TILE = 1024  # elements whose temporaries stay in the L1 cache; a multiple of 256, for random numbers come so
-LOW_BITS = np.uint64(0x0101010101010101)
+# Bits of an 8 × 8 matrix, a row to a byte, that change places with bits 7, 14 and 28 higher when it is transposed.
+SWAPS_7, SWAPS_14, SWAPS_28 = (
+    np.uint64(0x00AA00AA00AA00AA),
+    np.uint64(0x0000CCCC0000CCCC),
+    np.uint64(0x00000000F0F0F0F0),
+)
 
 
 def encode(
@@ -51,6 +56,7 @@ def _encode(grad, error, new_error, planes, scales, key, natural, block, error_s
     values = np.empty(TILE, np.float32)
     random = np.empty(TILE, np.uint32)
     codes = np.empty(TILE + 8, np.uint8)
+    words = codes.view(np.uint64)
     top = np.int32((1 << (planes.shape[0] - 1)) - 1)
     n = grad.size
     for b in range(scales.size):
@@ -78,8 +84,11 @@ def _encode(grad, error, new_error, planes, scales, key, natural, block, error_s
                 for i in range(size):
                     kept[i] = part[i] - values[i]
             codes[size : size + 7] = 0
+            _transpose(words)
             for p in range(planes.shape[0]):
-                _pack(codes.view(np.uint64), p, planes[p, t >> 3 : (stop + 7) >> 3])
+                plane = planes[p, t >> 3 : (stop + 7) >> 3]
+                for j in range(plane.size):
+                    plane[j] = np.uint8((words[j] >> np.uint64(8 * p)) & np.uint64(0xFF))
 
 
 @njit(nogil=True, cache=True)
@@ -122,26 +131,16 @@ def _values(codes, natural, top, scale, values):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _pack(words, p, plane):  # type: ignore[no-untyped-def]
-    """Write bit ``p`` of codes, eight to a word, as a bitmap."""
-    for j in range(plane.size):
-        bits = (words[j] >> np.uint64(p)) & LOW_BITS
-        bits |= bits >> np.uint64(7)
-        bits |= bits >> np.uint64(14)
-        bits |= bits >> np.uint64(28)
-        plane[j] = np.uint8(bits & np.uint64(0xFF))
-
-
-@njit(nogil=True, cache=True)
-def _unpack(plane, p, words):  # type: ignore[no-untyped-def]
-    """Write bit ``p`` of codes, eight to a word, from a bitmap; higher bits become zero."""
-    below = np.uint64((1 << p) - 1) * LOW_BITS
-    for j in range(plane.size):
-        bits = np.uint64(plane[j])
-        bits = (bits | (bits << np.uint64(28))) & np.uint64(0x0000000F0000000F)
-        bits = (bits | (bits << np.uint64(14))) & np.uint64(0x0003000300030003)
-        bits = (bits | (bits << np.uint64(7))) & LOW_BITS
-        words[j] = (words[j] & below) | (bits << np.uint64(p))
+def _transpose(words):  # type: ignore[no-untyped-def]
+    """Turn each word's eight codes into the eight bytes of their bitmaps, or back (Hacker's Delight, 7-3)."""
+    for j in range(words.size):
+        x = words[j]
+        swap = (x ^ (x >> np.uint64(7))) & SWAPS_7
+        x ^= swap ^ (swap << np.uint64(7))
+        swap = (x ^ (x >> np.uint64(14))) & SWAPS_14
+        x ^= swap ^ (swap << np.uint64(14))
+        swap = (x ^ (x >> np.uint64(28))) & SWAPS_28
+        words[j] = x ^ swap ^ (swap << np.uint64(28))
 
 
 @njit(nogil=True, cache=True)
@@ -156,9 +155,13 @@ def _decode_sum(flat, stride, scales, scale_stride, rows, bits, out, natural, bl
         for t in range(b * block, end, TILE):
             part = out[t : min(t + TILE, end)]
             for r in range(rows):
+                words[:] = 0
                 for p in range(bits):
                     first = r * stride + p * width + (t >> 3)
-                    _unpack(flat[first : first + ((part.size + 7) >> 3)], p, words)
+                    plane = flat[first : first + ((part.size + 7) >> 3)]
+                    for j in range(plane.size):
+                        words[j] |= np.uint64(plane[j]) << np.uint64(8 * p)
+                _transpose(words)
                 scale = scales[r * scale_stride + b]
                 if r == 0:
                     _values(codes, natural, top, scale, part)

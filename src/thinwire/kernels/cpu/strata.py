@@ -31,10 +31,10 @@ def take(
     )
 
 
-def put(out: Tensor, values: Tensor, key: int, scaled: bool) -> None:
+def put(out: Tensor, values: Tensor, key: int, scaled: bool, clear: bool) -> None:
     flat, stride = flat_rows(values)
     rows, k = values.shape
-    _put(out.numpy(), flat, stride, rows, k, np.uint64(key), scaled)
+    _put(out.numpy(), flat, stride, rows, k, np.uint64(key), scaled, clear)
 
 
 @njit(nogil=True, cache=True)
@@ -82,11 +82,14 @@ def _take(grad, error, new_error, values, key, error_scale, weight):  # type: ig
 
 
 @njit(nogil=True, cache=True)
-def _put(out, flat, stride, rows, k, key, scaled):  # type: ignore[no-untyped-def]
+def _put(out, flat, stride, rows, k, key, scaled, clear):  # type: ignore[no-untyped-def]
+    n = out.size
     random = np.empty(TILE, np.uint32)
     places, lengths = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
     for t in range((k + TILE - 1) // TILE):
-        count = _draw(t, out.size, k, key, random, places, lengths)
+        if clear:
+            out[TILE * t * n // k : min(TILE * (t + 1), k) * n // k] = 0
+        count = _draw(t, n, k, key, random, places, lengths)
         for j in range(count):
             out[places[j]] = 0
         for r in range(rows):

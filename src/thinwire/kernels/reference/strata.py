@@ -25,11 +25,13 @@ def take(
         new_error.copy_(q.index_fill(0, places, 0))
 
 
-def put(out: Tensor, values: Tensor, key: int, scaled: bool) -> None:
-    places, lengths = draw(out.numel(), values.numel(), key, out.device)
+def put(out: Tensor, values: Tensor, key: int, scaled: bool, clear: bool) -> None:
+    places, lengths = draw(out.numel(), values.shape[1], key, out.device)
     total = torch.zeros_like(values[0])
     for row in values:
         total += row * lengths if scaled else row
+    if clear:
+        out.zero_()
     out[places] = total
 
 
