@@ -55,10 +55,10 @@ class RandomK(Compressor):
         return self.scaled
 
     def payload_nbytes(self, numel: int) -> int:
-        return self.sum_dtype.itemsize * self.num_places(numel)
+        return self.sum_dtype.itemsize * self.num_values(numel)
 
-    def num_places(self, numel: int) -> int:
-        """How many of ``numel`` elements travel."""
+    def num_values(self, numel: int) -> int:
+        """How many elements of a vector of ``numel`` travel."""
         return min(numel, max(1, math.floor(self.ratio * numel + 0.5)))
 
     def encode(self, x: Tensor, payload: Tensor, key: Key, *, weight: float = 1.0) -> None:
