@@ -9,6 +9,7 @@ from thinwire.compress.none import Identity
 from thinwire.compress.onebit import OneBit
 from thinwire.compress.randomk import RandomK
 from thinwire.compress.registry import known, parse, register, signature
+from thinwire.compress.topk import TopK
 
 __all__ = [
     "PAYLOAD_ALIGNMENT_BYTES",
@@ -24,6 +25,7 @@ __all__ = [
     "NaturalDithering",
     "OneBit",
     "RandomK",
+    "TopK",
     "known",
     "parse",
     "payload_part",

@@ -6,9 +6,9 @@ import numpy as np
 from numba import njit
 from torch import Tensor
 
+from thinwire.kernels.cpu.bits import add_signed_, negative_bits, set_signed_
+
 TILE = 2048  # elements whose temporaries stay in the L1 cache; a multiple of 8
-# Multiplying eight bytes of 0 or 1, read as one little-endian word, moves byte i to bit 56 + i.
-GATHER_BITS = np.uint64(0x0102040810204080)
 
 
 def encode(
@@ -44,7 +44,6 @@ def decode_sum(signs: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
 @njit(nogil=True, cache=True)
 def _encode(grad, error, new_error, signs, scales, block, error_scale, weight):  # type: ignore[no-untyped-def]
     tile = np.empty(TILE, np.float32)
-    flags = np.zeros(TILE, np.uint8)
     n = grad.size
     for b in range(scales.size):
         begin, end = b * block, min((b + 1) * block, n)
@@ -55,7 +54,8 @@ def _encode(grad, error, new_error, signs, scales, block, error_scale, weight): 
                 total += _load(grad[t:stop], tile)
             else:
                 total += _load_corrected(grad[t:stop], error[t:stop], error_scale, tile)
-            _pack(tile[: stop - t], flags, signs[t >> 3 : (stop + 7) >> 3])
+            tile[stop - t : (stop - t + 7) & ~7] = 0
+            _pack(tile, signs[t >> 3 : (stop + 7) >> 3])
             if new_error is not None:
                 new_error[t:stop] = tile[: stop - t]
         scales[b] = weight * (total / (end - begin))
@@ -95,14 +95,9 @@ def _sum_wide(tile):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _pack(tile, flags, signs):  # type: ignore[no-untyped-def]
-    for i in range(tile.size):
-        flags[i] = tile[i] < 0
-    for i in range(tile.size, 8 * signs.size):
-        flags[i] = 0
-    words = flags.view(np.uint64)
+def _pack(tile, signs):  # type: ignore[no-untyped-def]
     for j in range(signs.size):
-        signs[j] = np.uint8((words[j] * GATHER_BITS) >> np.uint64(56))
+        signs[j] = negative_bits(tile, 8 * j)
 
 
 @njit(nogil=True, cache=True)
@@ -113,24 +108,31 @@ def _subtract(q, scale):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _decode_sum(flat, stride, scales, out, block):  # type: ignore[no-untyped-def]
-    tile = np.empty(TILE, np.float32)
     n = out.size
     for b in range(scales.shape[1]):
         end = min((b + 1) * block, n)
         for t in range(b * block, end, TILE):
             part = out[t : min(t + TILE, end)]
-            first, last = t >> 3, (t + part.size + 7) >> 3
-            _unpack(flat[first:last], scales[0, b], tile)
-            part[:] = tile[: part.size]
-            for r in range(1, scales.shape[0]):
-                _unpack(flat[r * stride + first : r * stride + last], scales[r, b], tile)
-                for i in range(part.size):
-                    part[i] += tile[i]
+            for r in range(scales.shape[0]):
+                begin = r * stride + (t >> 3)
+                signs = flat[begin : begin + ((part.size + 7) >> 3)]
+                if r == 0:
+                    _unpack(signs, scales[r, b], part)
+                else:
+                    _unpack_add(signs, scales[r, b], part)
 
 
 @njit(nogil=True, cache=True)
-def _unpack(signs, scale, tile):  # type: ignore[no-untyped-def]
-    for j in range(signs.size):
-        byte = np.uint32(signs[j])
-        for i in range(8):
-            tile[8 * j + i] = -scale if byte >> np.uint32(i) & np.uint32(1) else scale
+def _unpack(signs, scale, out):  # type: ignore[no-untyped-def]
+    for j in range(out.size >> 3):
+        set_signed_(out, 8 * j, signs[j], scale)
+    for i in range(out.size & ~7, out.size):
+        out[i] = -scale if signs[i >> 3] >> (i & 7) & 1 else scale
+
+
+@njit(nogil=True, cache=True)
+def _unpack_add(signs, scale, out):  # type: ignore[no-untyped-def]
+    for j in range(out.size >> 3):
+        add_signed_(out, 8 * j, signs[j], scale)
+    for i in range(out.size & ~7, out.size):
+        out[i] += -scale if signs[i >> 3] >> (i & 7) & 1 else scale

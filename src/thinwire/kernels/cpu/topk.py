@@ -13,6 +13,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from thinwire.kernels.cpu.bits import reaching_bits
+
 TILE = 2048  # elements whose temporaries stay in the L1 cache; a multiple of 8
 RUN = 16  # neighbours sampled together: a cache line
 MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign; what is left of two floats orders like the floats
@@ -70,9 +72,9 @@ def _select(grad, error, error_scale, q, indices, selected):  # type: ignore[no-
         # So far down the sample that k elements of the vector lie above, but for one in thousands of cases.
         expected = k / n * sample.size
         rank = int(expected + 4 * math.sqrt(expected) + 4)
-        threshold = np.empty(1, np.int32)
-        threshold[0] = _kth_key(sample, rank)[0]
-        count = _sweep(grad, error, error_scale, q, threshold.view(np.float32)[0], found, found_at)
+        threshold, _ = _kth_key(sample, rank)
+        threshold = max(threshold, np.int32(1))  # zeros are never candidates, nor what fills up the last tile
+        count = _sweep(grad, error, error_scale, q, threshold, found, found_at)
         if k <= count <= capacity:
             _take(found[:count], found_at, indices, selected)
             return
@@ -123,8 +125,9 @@ def _kth_key(x, k):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _sweep(grad, error, error_scale, q, threshold, found, found_at):  # type: ignore[no-untyped-def]
-    """Write q; collect what reaches the threshold, and NaN. Returns how many, or more than fit if they do not fit."""
-    tile, flags = np.empty(TILE, np.float32), np.zeros(TILE, np.uint8)
+    """Write q; collect what reaches the threshold. Returns how many, or more than fit if they do not fit."""
+    tile, flags = np.empty(TILE, np.float32), np.empty(TILE >> 3, np.uint8)
+    words = flags.view(np.uint64)
     count = 0
     for t in range(0, q.size, TILE):
         stop = min(t + TILE, q.size)
@@ -134,30 +137,27 @@ def _sweep(grad, error, error_scale, q, threshold, found, found_at):  # type: ig
         else:
             _add(grad[t:stop], error[t:stop], error_scale, part)
             q[t:stop] = part
-        if count + part.size <= found.size:
-            _flag(part, threshold, flags)
-            count = _collect(tile, flags, t, found, found_at, count)
+        tile[part.size :] = 0
+        if count + TILE <= found.size:
+            for j in range(flags.size):
+                flags[j] = reaching_bits(tile, 8 * j, threshold)
+            for w in range(words.size):
+                if words[w]:  # few are
+                    count = _collect(tile, flags, 8 * w, t, found, found_at, count)
         else:
             count = found.size + 1
     return count
 
 
 @njit(nogil=True, cache=True)
-def _flag(part, threshold, flags):  # type: ignore[no-untyped-def]
-    for i in range(part.size):
-        flags[i] = not abs(part[i]) < threshold  # so written, it holds for NaN
-    flags[part.size :] = 0
-
-
-@njit(nogil=True, cache=True)
-def _collect(tile, flags, start, found, found_at, count):  # type: ignore[no-untyped-def]
-    words = flags.view(np.uint64)
-    for w in range(words.size):
-        if words[w]:  # few are; within one, copying all and stepping past the wanted beats eight branches
-            for i in range(8 * w, 8 * w + 8):
-                found[count] = tile[i]
-                found_at[count] = start + i
-                count += flags[i]
+def _collect(tile, flags, first, start, found, found_at, count):  # type: ignore[no-untyped-def]
+    for j in range(first, first + 8):
+        flag = flags[j]
+        if flag:  # copying all eight, and stepping past the wanted, beats eight branches
+            for i in range(8):
+                found[count] = tile[8 * j + i]
+                found_at[count] = start + 8 * j + i
+                count += flag >> i & 1
     return count
 
 

@@ -1,0 +1,90 @@
+"""The elements of largest magnitude, with their indices."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.base import Compressor, Key, payload_part
+from thinwire.compress.registry import register
+from thinwire.kernels import scatter_add_, topk_encode
+
+_VALUE_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+_INT32_MAX = torch.iinfo(torch.int32).max
+
+
+@register
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopK(Compressor):
+    """The ``ratio`` of the elements that are largest, and zero for the rest; use it with error feedback.
+
+    Payload: the indices, ascending, as int32 (int64 for vectors whose indices need it), then the values. A value beyond
+    the range of fp16 is sent as ±65504, and the rest of it stays in the error.
+
+    Source: top-k of BytePS-Compress (arXiv 2105.07829).
+    """
+
+    id: ClassVar[str] = "topk"
+
+    ratio: float = 0.01
+    """Share of the elements that is sent, rounded half up to a number of elements, at least one."""
+    values: str = "fp16"
+    """What values are sent as: fp16 or fp32."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ratio, bool) or not isinstance(self.ratio, float | int) or not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio is a number above 0 and at most 1, not {self.ratio!r}")
+        if self.values not in _VALUE_DTYPES:
+            raise ValueError(f"values is one of {', '.join(_VALUE_DTYPES)}, not {self.values!r}")
+
+    def num_values(self, numel: int) -> int:
+        """How many elements of a vector of ``numel`` are sent."""
+        return min(numel, max(1, math.floor(self.ratio * numel + 0.5)))
+
+    def payload_nbytes(self, numel: int) -> int:
+        return self.num_values(numel) * (_index_dtype(numel).itemsize + self._value_dtype.itemsize)
+
+    def encode(self, x: Tensor, payload: Tensor, key: Key, *, weight: float = 1.0) -> None:
+        indices, values = self._parts(payload)
+        topk_encode(x, None, None, indices, values, weight=weight)
+
+    def decode(self, payloads: Tensor, out: Tensor, key: Key) -> None:
+        indices, values = self._parts(payloads)
+        out.zero_()
+        scatter_add_(out, indices, values)
+
+    def is_finite(self, payloads: Tensor) -> bool:
+        _, values = self._parts(payloads)
+        return bool(torch.isfinite(values).all())
+
+    def encode_with_error(
+        self,
+        grad: Tensor,
+        error: Tensor,
+        new_error: Tensor,
+        payload: Tensor,
+        key: Key,
+        *,
+        weight: float = 1.0,
+        error_scale: float = 1.0,
+    ) -> None:
+        indices, values = self._parts(payload)
+        topk_encode(grad, error, new_error, indices, values, error_scale=error_scale, weight=weight)
+
+    @property
+    def _value_dtype(self) -> torch.dtype:
+        return _VALUE_DTYPES[self.values]
+
+    def _parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of the indices and of the values, of one payload or of rows of them."""
+        nbytes = payload.shape[-1]
+        # The size tells the index type: no vector that int32 can index has a payload as large as one that it cannot.
+        index_dtype = torch.int32 if nbytes <= self.payload_nbytes(_INT32_MAX) else torch.int64
+        split = nbytes // (index_dtype.itemsize + self._value_dtype.itemsize) * index_dtype.itemsize
+        return payload_part(payload, 0, split, index_dtype), payload_part(payload, split, nbytes, self._value_dtype)
+
+
+def _index_dtype(numel: int) -> torch.dtype:
+    return torch.int32 if numel <= _INT32_MAX else torch.int64

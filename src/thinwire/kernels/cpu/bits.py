@@ -1,0 +1,79 @@
+"""Eight comparisons to the bits of a byte, and a byte to eight signs: LLVM has these, scalar loops cannot say them.
+
+A comparison of two vectors of eight gives eight bits, which are a byte, and eight bits choose between two vectors. With
+AVX-512 each is one instruction; elsewhere LLVM finds a short sequence. Arrays are contiguous float32, and nothing
+is checked: the eight elements from ``start`` must exist.
+"""
+
+from typing import Any
+
+import numba.extending
+from llvmlite import ir
+from numba import types
+
+intrinsic: Any = numba.extending.intrinsic  # its types expect the typing context in calls too
+_BYTE, _BITS = ir.IntType(8), ir.VectorType(ir.IntType(1), 8)
+_FLOATS, _INTS = ir.VectorType(ir.FloatType(), 8), ir.VectorType(ir.IntType(32), 8)
+_ZEROS = ir.Constant(_FLOATS, [0.0] * 8)
+_ALIGNMENT_BYTES = 4  # an element's, which is all that is known of a slice
+
+
+@intrinsic
+def negative_bits(_, x, start):  # type: ignore[no-untyped-def]
+    """The byte whose bit i says whether ``x[start + i] < 0``."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        values = builder.load(_pointer(context, builder, signature, args), align=_ALIGNMENT_BYTES, typ=_FLOATS)
+        return builder.bitcast(builder.fcmp_ordered("<", values, _ZEROS), _BYTE)
+
+    return types.uint8(x, types.intp), generate
+
+
+@intrinsic
+def reaching_bits(_, x, start, key):  # type: ignore[no-untyped-def]
+    """The byte whose bit i says whether ``x[start + i]``, read as an integer without its sign bit, reaches ``key``."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        values = builder.load(_pointer(context, builder, signature, args), align=_ALIGNMENT_BYTES, typ=_INTS)
+        magnitude = builder.and_(values, ir.Constant(_INTS, [0x7FFFFFFF] * 8))
+        return builder.bitcast(builder.icmp_signed(">=", magnitude, _splat(builder, args[2], _INTS)), _BYTE)
+
+    return types.uint8(x, types.intp, types.int32), generate
+
+
+@intrinsic
+def set_signed_(_, out, start, byte, scale):  # type: ignore[no-untyped-def]
+    """Set ``out[start + i]`` to −scale where bit i of the byte is 1, else to scale."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = _pointer(context, builder, signature, args)
+        builder.store(_signed(builder, *args[2:]), pointer, align=_ALIGNMENT_BYTES)
+
+    return types.void(out, types.intp, types.uint8, types.float32), generate
+
+
+@intrinsic
+def add_signed_(_, out, start, byte, scale):  # type: ignore[no-untyped-def]
+    """Add to ``out[start + i]`` what :func:`set_signed_` would set it to."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = _pointer(context, builder, signature, args)
+        total = builder.fadd(builder.load(pointer, align=_ALIGNMENT_BYTES, typ=_FLOATS), _signed(builder, *args[2:]))
+        builder.store(total, pointer, align=_ALIGNMENT_BYTES)
+
+    return types.void(out, types.intp, types.uint8, types.float32), generate
+
+
+def _pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    array = context.make_array(signature.args[0])(context, builder, args[0])
+    return builder.bitcast(builder.gep(array.data, [args[1]]), _FLOATS.as_pointer())
+
+
+def _splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
+    first = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, first, ir.Constant(_INTS, [0] * 8))
+
+
+def _signed(builder: Any, byte: Any, scale: Any) -> Any:
+    plus, minus = _splat(builder, scale, _FLOATS), _splat(builder, builder.fneg(scale), _FLOATS)
+    return builder.select(builder.bitcast(byte, _BITS), minus, plus)
