@@ -23,8 +23,6 @@ from thinwire.exchange.program import Unit
 from thinwire.exchange.settings import Settings, check_executable, uniform_strategy
 from thinwire.strategy import Choice, Strategy
 
-_SLOT = "_thinwire_slot"
-
 
 class LossScaler(Protocol):
     """What is needed of a ``torch.amp.GradScaler``."""
@@ -63,11 +61,13 @@ def attach(
     """Let a DDP module exchange its gradients compressed. The training loop stays as it is.
 
     Collective over DDP's process group: every rank calls it with the same settings, before the first backward.
+    A copy of the module, or one that was saved and loaded as a whole, must be attached anew.
     Kernels are compiled here, once for a machine (they are cached on disk).
 
     Args:
         module: a ``DistributedDataParallel``, also inside ``torch.compile``.
-        spec: a compressor for all gradients, like ``"topk(ratio=0.01)"``; ``thinwire compressors`` lists them.
+        spec: a compressor for all gradients, like ``"topk(ratio=0.01)"``; ``thinwire compressors`` lists them. Sparse
+            gradients, and those of parameters that are frozen now, are all-reduced as they are.
         strategy: instead of ``spec``, what to do with each gradient: a :class:`thinwire.Strategy`, or its file.
         scheme: how payloads cross the network: ``allreduce``, ``reduce_scatter`` (reducible compressors only),
             ``allgather``, or ``alltoall`` (two-way: each rank is the server of a part, and compresses again). None
@@ -96,6 +96,8 @@ def attach(
     """
     ddp = _ddp(module)
     group = ddp.process_group
+    # By the names that they have without torch.compile, so that patterns and saved states fit with and without.
+    named = {n.replace("_orig_mod.", ""): p for n, p in ddp.module.named_parameters()}
 
     def prepare() -> _Prepared:
         settings = Settings(
@@ -110,7 +112,7 @@ def attach(
             start_step=start_step,
         )
         _check_free(ddp)
-        parameters = {n: p for n, p in ddp.module.named_parameters() if p.requires_grad}
+        parameters = {n: p for n, p in named.items() if p.requires_grad and n not in ddp.parameters_to_ignore}
         return _prepare(parameters, spec, strategy, settings, group.size())
 
     ready = comm.agree(group, prepare, _describe)
@@ -127,8 +129,9 @@ def attach(
         )
 
     exchange = Exchange(
-        choices=ready.strategy.gradients,
-        names={id(p): n for n, p in ready.parameters.items()},
+        # What is frozen now is exchanged as it is, should it be trained later.
+        choices={n: Choice(numel=p.numel()) for n, p in named.items()} | dict(ready.strategy.gradients),
+        names={id(p): n for n, p in named.items()},
         group=group,
         phase_groups=phase_groups,
         make_unit=make_unit,
@@ -140,11 +143,10 @@ def attach(
         error_units=_error_units(ready.parameters, scaler, optimizer),
         timeout_seconds=comm.timeout_of(group, ready.device).total_seconds(),
     )
-    slot: HookSlot | None = getattr(ddp, _SLOT, None)
+    slot = _slot(ddp)
     if slot is None:
         slot = HookSlot(group)
         ddp.register_comm_hook(slot, hook)
-        setattr(ddp, _SLOT, slot)
     slot.exchange = exchange
     return Sync(slot, exchange, ready.strategy)
 
@@ -159,12 +161,17 @@ def _ddp(module: nn.Module) -> DistributedDataParallel:
     )
 
 
+def _slot(ddp: DistributedDataParallel) -> HookSlot | None:
+    """What an earlier attach registered; a copied module lists None for it."""
+    return next((state for _, state in ddp._comm_hooks if isinstance(state, HookSlot)), None)
+
+
 def _check_free(ddp: DistributedDataParallel) -> None:
-    slot: HookSlot | None = getattr(ddp, _SLOT, None)
+    slot = _slot(ddp)
     if slot is not None and slot.exchange is not None:
         raise ValueError("thinwire is attached to this module already; call detach() on the first handle before")
-    if slot is None and ddp._comm_hooks:
-        taken = getattr(ddp._comm_hooks[0][0], "__name__", "a hook")
+    if others := [other for other, _ in ddp._comm_hooks if other is not hook]:
+        taken = getattr(others[0], "__name__", "a hook")
         raise ValueError(f"this module has a communication hook already ({taken}); DDP takes only one, so leave it out")
 
 

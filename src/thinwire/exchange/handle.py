@@ -27,6 +27,10 @@ class HookSlot:
         self.group = group
         self.exchange: Exchange | None = None
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # DDP copies and saves its hooks' states with the module, but a copy exchanges nothing of ours.
+        return type(None), ()
+
 
 def hook(slot: HookSlot, bucket: GradBucket) -> Future[Tensor]:
     """The communication hook that DDP calls for every bucket."""
