@@ -35,9 +35,6 @@ class ErrorMemory:
         self._entries: dict[tuple[Region, int], ErrorFeedback] = {}
         self._saved: list[SavedError] = []
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def of(self, region: Region, stage: int) -> ErrorFeedback:
         """The error feedback of a region at a stage."""
         if (entry := self._entries.get((region, stage))) is None:

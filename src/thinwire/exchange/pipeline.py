@@ -194,6 +194,8 @@ class Exchange:
         if not buffer.is_sparse:
             step.figures.uncompressed_bytes += self._allreduce_bytes(buffer)
         with self._changed:
+            if self._failure is not None:  # too late for _fail to end this bucket
+                raise self._failure
             step.buckets.append(run)
             step.num_open += num_parts
             if is_last:
@@ -235,8 +237,8 @@ class Exchange:
             with self._failing(run.step, label, "allreduce@flat"):
                 future.value()
                 finish()
-                # Where errors are kept, they must know of every Inf and NaN of the step, wherever it is.
-                self._part_done(run, not len(self.memory) or _is_finite(values))
+                # Errors are kept or dropped for the whole step, so an Inf or NaN counts wherever it is.
+                self._part_done(run, not self._compresses or _is_finite(values))
 
         with self._failing(run.step, label, "allreduce@flat"):
             comm.allreduce(self._group, values).add_done_callback(arrived)
