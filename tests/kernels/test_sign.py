@@ -1,0 +1,141 @@
+import pytest
+import torch
+
+from thinwire.kernels import num_scales, sign_decode_sum, sign_encode
+from thinwire.kernels.cpu import sign as cpu
+from thinwire.kernels.reference import sign as reference
+
+SIZES = [1, 7, 8, 9, 31, 33, 1000, 2047, 2048, 2049, 10001]
+INF, NAN = float("inf"), float("nan")
+
+
+def vector(numel, seed=0):
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+def encode(grad, error=None, *, keep=True, block=0, **settings):
+    numel = grad.numel()
+    signs = torch.full(((numel + 7) // 8,), 0xA5, dtype=torch.uint8)
+    scales, new_error = torch.full((num_scales(numel, block),), NAN), torch.full((numel,), NAN) if keep else None
+    sign_encode(grad, error, new_error, signs, scales, block=block, **settings)
+    return signs, scales, new_error
+
+
+def decode(signs, scales, numel, block=0):
+    out = torch.full((numel,), NAN)
+    sign_decode_sum(signs, scales, out, block=block)
+    return out
+
+
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("block", [0, 8, 64, 4096])
+@pytest.mark.parametrize("with_error", [True, False])
+def test_numba_equals_reference(numel, block, with_error):
+    grad, error = vector(numel), vector(numel, 1) if with_error else None
+    results = []
+    for module in (cpu, reference):
+        signs, scales = torch.full(((numel + 7) // 8,), 0xA5, dtype=torch.uint8), torch.empty(num_scales(numel, block))
+        new_error, out = torch.empty(numel), torch.empty(numel)
+        module.encode(grad, error, new_error, signs, scales, block or numel, 0.7, 0.25)
+        row_scales = scales * torch.tensor([[1.0], [2.0], [-0.5]])
+        module.decode_sum(signs.repeat(3, 1), row_scales, out, block or numel)
+        results.append((signs, scales, new_error, out))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)  # tiles are summed in float32
+
+
+def test_four_elements_by_hand():
+    signs, scales, new_error = encode(torch.tensor([0.0, 0.0, 0.0, 5.0]))
+    assert signs.tolist() == [0]
+    assert scales.tolist() == [1.25]
+    assert new_error.tolist() == [-1.25, -1.25, -1.25, 3.75]
+    assert decode(signs.view(1, -1), scales.view(1, -1), 4).tolist() == [1.25] * 4
+
+
+def test_bit_order_and_unused_bits():
+    signs, _, _ = encode(torch.tensor([-1.0, 1, 1, 1, 1, 1, 1, -1, 1, -1]))
+    assert signs.tolist() == [0b1000_0001, 0b0000_0010]
+
+
+def test_negative_zero_and_nan_are_not_negative():
+    signs, _, _ = encode(torch.tensor([-0.0, NAN, -NAN, -1.0]))
+    assert signs.tolist() == [0b1000]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_float_dtype_and_stride(dtype):
+    strided = vector(2000).to(dtype)[::2]
+    expected = encode(strided.float().contiguous(), vector(1000, 1))
+    for actual, right in zip(encode(strided, vector(1000, 1)), expected, strict=True):
+        assert torch.equal(actual, right)
+
+
+@pytest.mark.parametrize("bad", [INF, -INF, NAN])
+@pytest.mark.parametrize("place", [0, 500, 999, 1007])
+@pytest.mark.parametrize("keep", [True, False])
+def test_only_the_scale_of_a_non_finite_block_is_non_finite(bad, place, keep):
+    grad = vector(1008)
+    grad[place] = bad
+    _, scales, _ = encode(grad, block=504, keep=keep)
+    assert scales.isfinite().tolist() == [place >= 504, place < 504]
+
+
+def test_opposite_infinities_in_gradient_and_error_do_not_hide():
+    grad, error = vector(100), vector(100)
+    grad[50], error[50] = INF, -INF
+    assert not encode(grad, error)[1].isfinite()
+
+
+@pytest.mark.parametrize("numel", [100, 5000])
+def test_sum_of_huge_elements_does_not_overflow(numel):
+    grad = torch.full((numel,), 3e38)
+    signs, scales, new_error = encode(grad)
+    assert scales.item() == grad[0]
+    assert torch.equal(new_error, torch.zeros(numel))
+    assert torch.equal(decode(signs.view(1, -1), scales.view(1, -1), numel), grad)
+
+
+def test_mean_of_many_elements_is_accurate():
+    numel = 3_000_017
+    grad = torch.full((numel,), 0.1)  # a running float32 sum would be off by a percent
+    _, scales, _ = encode(grad, keep=False)
+    torch.testing.assert_close(scales.item(), grad[0].item(), rtol=1e-6, atol=0)
+
+
+def test_weight_is_on_the_payload_and_not_on_the_error():
+    grad = vector(1000)
+    signs, scales, new_error = encode(grad)
+    weighted_signs, weighted_scales, weighted_error = encode(grad, weight=0.25)
+    assert torch.equal(signs, weighted_signs)
+    assert torch.equal(0.25 * scales, weighted_scales)
+    assert torch.equal(new_error, weighted_error)
+
+
+def test_rows_may_be_apart():
+    numel, rows = 1001, torch.randint(256, (3, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    scales = torch.tensor([[1.0, 9.0], [2.0, 9.0], [4.0, 9.0]])[:, :1]
+    apart = decode(rows[:, 5:131], scales, numel)
+    assert torch.equal(apart, decode(rows[:, 5:131].contiguous(), scales.contiguous(), numel))
+    singles = [decode(rows[r : r + 1, 5:131], scales[r : r + 1], numel) for r in range(3)]
+    assert torch.equal(apart, singles[0] + singles[1] + singles[2])
+
+
+def test_empty():
+    assert num_scales(0, 0) == num_scales(0, 8) == 0
+    encode(torch.empty(0))
+    assert decode(torch.empty(1, 0, dtype=torch.uint8), torch.empty(1, 0), 0).numel() == 0
+
+
+def test_wrong_shapes_are_named():
+    grad, scales = vector(16), torch.empty(1)
+    with pytest.raises(ValueError, match=r"signs has shape \(1,\); the other arguments call for \(2,\)"):
+        sign_encode(grad, None, None, torch.empty(1, dtype=torch.uint8), scales)
+    signs = torch.empty(2, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="scales"):
+        sign_encode(grad, None, None, signs, scales, block=8)
+    with pytest.raises(ValueError, match="error"):
+        sign_encode(grad, vector(15), None, signs, scales)
+    with pytest.raises(ValueError, match="new_error"):
+        sign_encode(grad, None, vector(15), signs, scales)
+    with pytest.raises(ValueError, match="scales"):
+        sign_decode_sum(signs.view(1, 2), torch.empty(1, 2), torch.empty(16))

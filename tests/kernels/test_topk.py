@@ -1,0 +1,184 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.kernels import scatter_add_, topk_encode
+from thinwire.kernels.cpu import topk as cpu
+from thinwire.kernels.reference import topk as reference
+
+INF, NAN = float("inf"), float("nan")
+LARGE = 50_001  # beyond what is selected from directly: the way through a sample and candidates
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def vector(numel, seed=0):
+    return torch.randn(numel, generator=generator(seed))
+
+
+def encode(
+    grad, error=None, *, k, keep=True, dtype=torch.float32, index_dtype=torch.int32, run=topk_encode, **settings
+):
+    indices, values = torch.full((k,), -1, dtype=index_dtype), torch.full((k,), NAN, dtype=dtype)
+    new_error = torch.full((grad.numel(),), NAN) if keep else None
+    run(grad, error, new_error, indices, values, **settings)
+    return indices, values, new_error
+
+
+def assert_equals_reference(grad, error, k, dtype=torch.float16):
+    factors = {"error_scale": 0.7, "weight": 0.25}
+    actual = encode(grad, error, k=k, dtype=dtype, run=cpu.encode, **factors)
+    expected = encode(grad, error, k=k, dtype=dtype, run=reference.encode, **factors)
+    for ours, right in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, right, rtol=0, atol=0, equal_nan=True)
+
+
+INPUTS = {
+    "normal": vector,
+    "heavy tails": lambda n: vector(n) ** 5,
+    "zero": torch.zeros,
+    "equal": lambda n: torch.full((n,), -3.0),
+    "equal magnitudes": lambda n: vector(n).sign() * 2,
+    "few values": lambda n: (vector(n) * 2).round(),
+    "mostly zero": lambda n: vector(n) * (vector(n, 1) > 2.6),
+    "one non-zero": lambda n: (torch.arange(n) == n - 1) * 1.0,
+    "ascending": lambda n: torch.arange(n) * 1.0,
+    "descending": lambda n: torch.arange(n).flip(0) * -1.0,
+    "large half": lambda n: vector(n) * (1 + 1000 * (torch.arange(n) > n // 2)),
+    "large where sampled": lambda n: 1 / (1.0 + torch.arange(n) % (n // 256 or 1)),
+    "tiny": lambda n: vector(n) * 1e-42,
+    "huge": lambda n: vector(n) * 1e37,
+    "NaN and Inf": lambda n: torch.where(vector(n, 1) > 2, INF, vector(n)).where(vector(n, 2) < 2.5, -NAN),
+}
+
+
+@pytest.mark.parametrize("make", INPUTS.values(), ids=INPUTS.keys())
+@pytest.mark.parametrize("numel", [1, 2, 9, 1000, 2049, LARGE])
+@pytest.mark.parametrize("ratio", [1e-9, 0.001, 0.01, 0.3, 1.0])
+def test_numba_equals_reference(make, numel, ratio):
+    k = max(1, int(ratio * numel))
+    assert_equals_reference(make(numel), None, k)
+    assert_equals_reference(make(numel), vector(numel, 3), k)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(values=st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 1.5, INF, -INF, NAN, -NAN]), min_size=1), data=st.data())
+def test_ties_and_non_finite_values_in_any_order(values, data):
+    assert_equals_reference(torch.tensor(values), None, data.draw(st.integers(0, len(values))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_by_hand(dtype, index_dtype):
+    grad = torch.tensor([1.0, -4, 2, 3, -2])
+    indices, values, new_error = encode(grad, k=3, dtype=dtype, index_dtype=index_dtype, weight=0.5)
+    assert indices.tolist() == [1, 2, 3]
+    assert values.tolist() == [-2.0, 1.0, 1.5]
+    assert new_error.tolist() == [1, 0, 0, 0, -2]
+
+
+@pytest.mark.parametrize("numel", [1000, LARGE])
+def test_of_equal_magnitudes_the_first_are_taken(numel):
+    indices, _, _ = encode(torch.full((numel,), 2.0) * torch.arange(numel).remainder(2).sub(0.5), k=numel // 100)
+    assert torch.equal(indices, torch.arange(numel // 100, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("numel", [1000, LARGE])
+def test_nan_is_larger_than_infinity(numel):
+    grad = vector(numel)
+    grad[5], grad[numel - 7], grad[numel - 1] = INF, -NAN, -INF
+    assert encode(grad, k=1)[0].tolist() == [numel - 7]
+    assert encode(grad, k=2)[0].tolist() == [5, numel - 7]
+    assert encode(grad, k=3)[0].tolist() == [5, numel - 7, numel - 1]
+
+
+def test_fp16_saturates_and_the_rest_stays_in_the_error():
+    grad = torch.tensor([70000.0, -1e30, 65510.0, INF, -INF, NAN, 1.0])
+    _, values, new_error = encode(grad, k=7, dtype=torch.float16)
+    assert values[:5].tolist() == [65504, -65504, 65504, INF, -INF]
+    assert values[5].isnan()
+    assert new_error[:3].tolist() == [70000 - 65504, grad[1].item() + 65504, 6]
+    assert new_error[6] == 0
+
+
+def test_fp16_rounding_stays_in_the_error():
+    grad = torch.tensor([1.0001, 3e-8, 1e-12])
+    _, values, new_error = encode(grad, k=3, dtype=torch.float16)
+    assert torch.equal(values, grad.half())
+    assert torch.equal(new_error, (grad.double() - grad.half().double()).float())
+
+
+@pytest.mark.parametrize("numel", [1000, LARGE])
+@pytest.mark.parametrize("with_error", [True, False])
+def test_new_error_may_be_none_or_error_itself(numel, with_error):
+    grad, error = vector(numel), vector(numel, 1) if with_error else None
+    indices, values, new_error = encode(grad, error, k=17)
+    kept_not = encode(grad, error, k=17, keep=False)
+    assert torch.equal(kept_not[0], indices)
+    assert torch.equal(kept_not[1], values)
+    assert torch.equal(grad, vector(numel))
+    if with_error:
+        assert torch.equal(error, vector(numel, 1))
+        topk_encode(grad, error, error, indices, values)
+        assert torch.equal(error, new_error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_float_dtype_and_stride(dtype):
+    strided = vector(2000).to(dtype)[::2]
+    expected = encode(strided.float().contiguous(), vector(1000, 1), k=10)
+    for actual, right in zip(encode(strided, vector(1000, 1), k=10), expected, strict=True):
+        assert torch.equal(actual, right)
+
+
+def test_last_of_many_in_half_precision():
+    grad = torch.zeros(70_000, dtype=torch.float16)
+    grad[69_999] = 1
+    indices, values, _ = encode(grad, k=1, dtype=torch.float16)
+    assert (indices.item(), values.item()) == (69_999, 1.0)
+
+
+def test_wrong_shapes_are_named():
+    grad, indices = vector(4), torch.empty(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="cannot select 5 of 4"):
+        topk_encode(grad, None, None, torch.empty(5, dtype=torch.int32), torch.empty(5))
+    with pytest.raises(ValueError, match="values"):
+        topk_encode(grad, None, None, indices, torch.empty(3))
+    with pytest.raises(ValueError, match="error"):
+        topk_encode(grad, vector(3), None, indices, torch.empty(2))
+    with pytest.raises(ValueError, match="new_error"):
+        topk_encode(grad, None, vector(5), indices, torch.empty(2))
+
+
+def test_empty():
+    encode(torch.empty(0), k=0)
+    out = torch.ones(3)
+    scatter_add_(out, torch.empty(2, 0, dtype=torch.int32), torch.empty(2, 0))
+    assert out.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_scatter_add_equals_reference(dtype, index_dtype):
+    indices = torch.stack([torch.randperm(100, generator=generator(r))[:60] for r in range(4)]).to(index_dtype)
+    values = torch.randn(4, 60, generator=generator()).to(dtype)
+    expected, out, apart = vector(100), vector(100), vector(100)
+    reference.scatter_add_(expected, indices, values.float())
+    scatter_add_(out, indices, values)
+    scatter_add_(apart, indices.repeat(1, 2)[:, :60], values.repeat(1, 2)[:, :60])
+    assert torch.equal(out, expected)
+    assert torch.equal(apart, expected)
+
+
+@pytest.mark.parametrize("index", [-1, 10, 2**31 - 1])
+def test_scatter_add_refuses_indices_outside(index):
+    with pytest.raises(IndexError, match="outside"):
+        scatter_add_(torch.zeros(10), torch.tensor([[3, index]], dtype=torch.int32), torch.ones(1, 2))
+
+
+def test_scatter_add_refuses_other_shapes():
+    with pytest.raises(ValueError, match="values"):
+        scatter_add_(torch.zeros(10), torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, 3))
