@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 
 import thinwire
 
-LOSSY = ("onebit", "randomk(ratio=0.05)", "int8")
+LOSSY = ("onebit", "topk(ratio=0.05)", "int8")
 
 
 class Given(nn.Module):
