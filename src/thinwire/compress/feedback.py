@@ -53,9 +53,9 @@ class ErrorFeedback:
         A gradient that is zero everywhere sends zeros and keeps its error for later. It is most likely unused in this
         step, and DDP throws away what is exchanged for a parameter that no rank used.
         """
+        self._pending = False
         if _is_zero(grad):
             compressor.encode(grad, payload, key, weight=weight)
-            self._pending = False
             return
         compressor.encode_with_error(
             grad, self._current, self._spare, payload, key, weight=weight, error_scale=unit / self._unit
@@ -75,7 +75,13 @@ class ErrorFeedback:
         self._pending = False
 
     def load(self, error: Tensor, unit: float = 1.0) -> None:
-        """Replace the current error by a copy of ``error`` (same length)."""
+        """Replace the current error by a copy of ``error``.
+
+        Raises:
+            ValueError: if ``error`` has another shape; copying would spread a single element over all.
+        """
+        if error.shape != self._current.shape:
+            raise ValueError(f"error memory of shape {tuple(self._current.shape)} cannot load {tuple(error.shape)}")
         self._current.copy_(error)
         self._unit = unit
         self._pending = False
