@@ -32,11 +32,11 @@ def test_reference_gives_the_known_answers(counter, key, words):
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("start", [0, 256, (1 << 32) - 256, 1 << 34, (1 << 62) - 256])
-@pytest.mark.parametrize("numel", [0, 1, 63, 64, 65, 255, 256, 257, 1000])
-def test_both_implementations_give_the_same_bits(key, start, numel):
-    expected = torch.empty(numel)
-    reference.uniform(expected, key, start)
-    assert torch.equal(uniform(numel, key, start), expected)
+def test_both_implementations_give_the_same_bits(key, start):
+    for numel in (0, 1, 63, 64, 65, 255, 256, 257, 1000):
+        expected = torch.empty(numel)
+        reference.uniform(expected, key, start)
+        assert torch.equal(uniform(numel, key, start), expected)
 
 
 def test_a_number_depends_on_its_index_alone():

@@ -34,7 +34,7 @@ def dither_encode(
         error: float32, like ``grad``; None stands for zeros.
         new_error: float32, contiguous, like ``grad``; overwritten. May be ``error`` itself, or None. With non-finite
             input it receives garbage.
-        codes: uint8 ``[b, ⌈n / 8⌉]``, contiguous; overwritten. One bitmap for each bit of the codes ``level + top``,
+        codes: uint8 ``[b, ⌈n / 8⌉]``, contiguous, b from 2 to 8; overwritten. One bitmap for each bit of the codes ``level + top``,
             lowest first: bit i of byte j of bitmap p is bit p of element 8j + i's code, and 0 past the end.
         scales: float32 ``[num_scales(n, block)]``, contiguous; overwritten with ``weight * peak``, where ``peak`` is
             the block's largest ``|q|``. A block with an Inf or NaN has a scale that is Inf or NaN, and levels 0.
@@ -45,7 +45,7 @@ def dither_encode(
         weight: factor on what the payload decodes to, and not on the error.
 
     Raises:
-        ValueError: if a shape does not fit ``grad``, or ``block`` is not allowed.
+        ValueError: if a shape does not fit ``grad``, or ``b`` or ``block`` is not allowed.
 
     Source: QSGD (arXiv 1610.02132) with the max-norm; natural dithering (Horváth et al., arXiv 1905.10988).
     """
@@ -73,7 +73,7 @@ def dither_decode_sum(codes: Tensor, scales: Tensor, out: Tensor, *, natural: bo
         block: as it was encoded with.
 
     Raises:
-        ValueError: if a shape does not fit ``out``, or ``block`` is not allowed.
+        ValueError: if a shape does not fit ``out``, or ``b`` or ``block`` is not allowed.
     """
     numel = out.numel()
     _expect_payload(codes, scales, numel, block, codes.shape[0])
@@ -85,5 +85,7 @@ def dither_decode_sum(codes: Tensor, scales: Tensor, out: Tensor, *, natural: bo
 def _expect_payload(codes: Tensor, scales: Tensor, numel: int, block: int, *rows: int) -> None:
     if block % TILE:
         raise ValueError(f"block is {block}; it must be 0 or a multiple of {TILE}")
+    if not 2 <= codes.shape[-2] <= 8:
+        raise ValueError(f"codes has shape {tuple(codes.shape)}: {codes.shape[-2]} bitmaps; it must have 2 to 8")
     expect_shape("codes", codes, *rows, codes.shape[-2], (numel + 7) // 8)
     expect_shape("scales", scales, *rows, num_scales(numel, block))

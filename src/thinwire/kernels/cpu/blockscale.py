@@ -61,7 +61,7 @@ def _encode(grad, error, new_error, codes, scales, fp8, block, error_scale, weig
             part = tile[: stop - t]
             load(grad[t:stop], None if error is None else error[t:stop], error_scale, part)
             if bits >= INFINITY:
-                part[:] = 0
+                part[:] = 0  # what a NaN becomes as an integer differs between machines
             divisor = peak if 0 < bits < INFINITY else np.float32(1)
             if fp8:
                 _quantise_fp8(part, divisor, codes[t:stop])

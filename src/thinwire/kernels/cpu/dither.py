@@ -71,7 +71,7 @@ def _encode(grad, error, new_error, planes, scales, key, natural, block, error_s
             part = q[:size]
             load(grad[t:stop], None if error is None else error[t:stop], error_scale, part)
             if bits >= INFINITY:
-                part[:] = 0
+                part[:] = 0  # what a NaN becomes as an integer differs between machines
             for i in range(0, size, 256):
                 random_tile((t + i) >> 8, key, random[i : i + 256])
             if natural:

@@ -9,15 +9,13 @@ INFINITY = np.int32(0x7F800000)
 
 @njit(nogil=True, cache=True)
 def load(grad, error, error_scale, tile):  # type: ignore[no-untyped-def]
-    """Write ``q = grad + error_scale * error`` to the front of ``tile`` and zeros to the rest."""
+    """Write ``q = grad + error_scale * error`` to ``tile``, which may be ``error`` itself."""
     if error is None:
         for i in range(grad.size):
             tile[i] = grad[i]
     else:
         for i in range(grad.size):
             tile[i] = grad[i] + error_scale * error[i]
-    for i in range(grad.size, tile.size):
-        tile[i] = 0
 
 
 @njit(nogil=True, cache=True)

@@ -10,5 +10,5 @@ def flat_rows(rows: Tensor) -> tuple[Any, int]:
 
     As a strided matrix they would be compiled for twice, and numba would take no row of it to be contiguous.
     """
-    stride, width = rows.stride(0), rows[0].numel()
+    stride, width = rows.stride(0), rows.numel() // rows.shape[0]
     return rows.as_strided(((rows.shape[0] - 1) * stride + width,), (1,)).numpy(), stride

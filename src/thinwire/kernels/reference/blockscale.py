@@ -29,7 +29,7 @@ def encode(
 
 
 def decode_sum(codes: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
-    out.zero_()
+    out.fill_(-0.0)  # what zeros of either sign can be added to
     for row, row_scales in zip(codes, scales, strict=True):
         scale = row_scales.repeat_interleave(block)[: out.numel()]
         out.add_(_values(row.unsqueeze(1), scale).squeeze(1))

@@ -34,7 +34,7 @@ def encode(
 
 def decode_sum(codes: Tensor, scales: Tensor, out: Tensor, natural: bool, block: int) -> None:
     top = num_levels(codes.shape[1])
-    out.zero_()
+    out.fill_(-0.0)  # what zeros of either sign can be added to
     for row, row_scales in zip(codes, scales, strict=True):
         levels = unpack(row, out.numel()) - top
         out.add_(_values(levels, top, natural) * _spread(row_scales, block, out.numel()))
