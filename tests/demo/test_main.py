@@ -35,10 +35,10 @@ def _check(result):
     modes = result["modes"]
     assert all(figures["step_seconds"] > 0 for figures in modes.values())
     # Two workers exchange all gradients by sending each about once.
-    assert num_bytes < modes["ddp"]["tx_bytes_per_step"] < 1.15 * num_bytes
-    assert num_bytes / 2 < modes["ddp_fp16"]["tx_bytes_per_step"] < 1.15 * num_bytes / 2
+    assert modes["ddp"]["tx_bytes_per_step"] > num_bytes
+    assert modes["ddp_fp16"]["tx_bytes_per_step"] > num_bytes / 2
     for mode in ("topk", "onebit"):
-        assert modes[mode]["payload_bytes_per_step"] < modes[mode]["tx_bytes_per_step"] < num_bytes / 5
+        assert 0 < modes[mode]["payload_bytes_per_step"] < modes[mode]["tx_bytes_per_step"]
     assert 4 < modes["ddp"]["loss"] < 5.5
     assert all(modes[mode]["loss"] == pytest.approx(modes["ddp"]["loss"], rel=0.1) for mode in main.MODES[2:])
     assert all(modes[mode]["held_out_loss"] < 5.5 for mode in main.MODES[1:])
@@ -49,6 +49,13 @@ def test_a_run_over_shaped_links():
     result, printed = _compare()
     _check(result)
     assert result["link_mbit"] == 100
+    # Only here, as on the loopback interface other programs may send too.
+    num_bytes = 4 * result["parameters"]
+    sent = {mode: figures["tx_bytes_per_step"] for mode, figures in result["modes"].items() if mode != "compute_only"}
+    assert sent["ddp"] < 1.1 * num_bytes
+    assert sent["ddp_fp16"] < 1.1 * num_bytes / 2
+    assert sent["topk"] < num_bytes / 5
+    assert sent["onebit"] < num_bytes / 5
     assert "2 workers, 100 Mbit/s links" in printed
     assert "On a 100 Mbit/s link thinwire" in " ".join(printed.split())
 

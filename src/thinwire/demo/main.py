@@ -1,21 +1,16 @@
 """``thinwire demo``: run the comparison, show it, and write it down."""
 
 import json
-import platform
-import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from thinwire import __version__
 from thinwire.demo import chart, display
 from thinwire.demo.job import Job
 from thinwire.demo.launch import run_job
 from thinwire.demo.modes import COMPUTE_ONLY, DDP, DDP_FP16
-from thinwire.demo.result import Recorder, summarise
+from thinwire.demo.result import Recorder, circumstances, summarise
 from thinwire.lab import Lab, LinkShape
 
 MODES = (COMPUTE_ONLY, DDP, DDP_FP16, "topk", "onebit")
@@ -80,7 +75,7 @@ def compare(job: Job, num_workers: int, shape: LinkShape, console: Console) -> d
             show(event)
 
         run_job(job, num_workers=num_workers, shape=None if rate is None else shape, on_event=on_event)
-    result = summarise(recorder, None if rate is None else rate / 1e6) | _circumstances()
+    result = summarise(recorder, None if rate is None else rate / 1e6) | circumstances()
     console.print(display.table(result))
     console.print(display.outcome(result), markup=False, highlight=False)
     return result
@@ -99,18 +94,3 @@ def write(result: dict[str, Any], out: Path, console: Console) -> None:
             f"No chart, as {error.name} is missing; pip install 'thinwire[report]'", markup=False, highlight=False
         )
     console.print(f"Written: {', '.join(map(str, written))}", markup=False, highlight=False)
-
-
-def _circumstances() -> dict[str, Any]:
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": _cpu_name(),
-        "versions": {"thinwire": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "platform": sys.platform,
-    }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return f"{len(names)} × {names[0]}" if names else platform.machine()

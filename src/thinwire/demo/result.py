@@ -1,10 +1,16 @@
 """From the workers' events to the figures of each mode, as ``result.json`` holds them."""
 
+import platform
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from thinwire import __version__
 from thinwire.demo.job import Job
 from thinwire.demo.launch import Event
 from thinwire.demo.modes import COMPUTE_ONLY, DDP, SPECS
@@ -27,7 +33,8 @@ class Recorder:
     job: Job
     num_workers: int
     shared_interface: bool
-    """Whether all workers send through one interface (loopback), so that each reads the bytes of all."""
+    """Whether all workers send through one interface (loopback), so that each reads the bytes of all, and of any other
+    program that uses it."""
     parameters: int = 0
     _steps: dict[str, dict[int, list[Event]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     _rounds: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
@@ -104,3 +111,18 @@ def summarise(recorder: Recorder, link_mbit: float | None) -> dict[str, Any]:
         "steps": recorder.job.num_steps,
         "modes": modes,
     }
+
+
+def circumstances() -> dict[str, Any]:
+    """Where and when it was measured."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": _cpu_name(),
+        "versions": {"thinwire": __version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return f"{len(names)} × {names[0]}" if names else platform.machine()
