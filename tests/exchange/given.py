@@ -113,4 +113,4 @@ def _count(sizes: str) -> int:
 
 def bits(tensors: Mapping[Any, Tensor]) -> dict[Any, bytes]:
     """The tensors' bytes: equal also where a comparison of numbers would not tell 0 from -0, or be false for NaN."""
-    return {name: t.contiguous().numpy().tobytes() for name, t in tensors.items()}
+    return {name: t.detach().contiguous().numpy().tobytes() for name, t in tensors.items()}

@@ -1,5 +1,7 @@
 """Every scheme with every compressor against the recurrence of BytePS-Compress (arXiv 2105.07829), section 1."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -32,7 +34,7 @@ def sum_error(compressor: Compressor) -> float:
 def cut(start: int, stop: int, num_parts: int) -> list[tuple[int, int]]:
     sizes = [len(part) for part in torch.arange(start, stop).tensor_split(num_parts)]
     bounds = [start + sum(sizes[:i]) for i in range(num_parts + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 class Simulation:
