@@ -1,12 +1,13 @@
 """How fast the CPU kernels are, against memcpy.
 
-    python bench/kernels.py [--only sign] [--repeats 9] [--json runs/kernels.json]
+    python bench/kernels.py [--only topk] [--repeats 9] [--json runs/kernels.json]
 
 One core, 32 Mi float32 elements (128 MiB), handed over in blocks of 2^20 as the exchange does with its chunks; a case
-whose name ends in "whole" gets them in one piece. A case is one row of CASES: which bytes its algorithm must move
-(every input read once, every output written once), and how to set it up. Speed "of memcpy" is the rate at which a case
-moves those bytes, over the rate at which torch's ``copy_`` moves its 8 bytes an element. All cases and memcpy take
-turns, and medians are compared, so that a noisy machine disturbs all alike.
+called "whole" gets them in one piece. A case is one row of CASES: which bytes its algorithm must move (every input
+read once, every output written once), and how to set it up. Speed "of memcpy" is the rate at which a case moves those
+bytes, over the rate at which torch's ``copy_`` moves its 8 bytes an element, both by the thread's CPU time. "2 threads"
+is by the clock, and needs two idle cores. All cases and memcpy take turns, and medians are compared, so that a noisy
+machine disturbs all alike.
 """
 
 import os
@@ -29,8 +30,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from thinwire.compress import Key, parse
-from thinwire.kernels import sign_decode_sum, sign_encode
+from thinwire.compress import PAYLOAD_ALIGNMENT_BYTES, Key, parse
 
 BLOCK = 1 << 20
 NUMEL = 32 * BLOCK
@@ -54,74 +54,58 @@ class Case:
     bytes_per_element: float
     calls: Callable[[Data], Calls]
     baseline: Callable[[Data], Calls] | None = None
-    """What to compare with beside memcpy: calls of which the first does the work of the first of ``calls``."""
+    """What to compare with beside memcpy: calls that do the work of the first of ``calls``."""
 
 
-def blocks(x: Tensor) -> Sequence[Tensor]:
-    return x.split(BLOCK)
+@dataclass(frozen=True)
+class Times:
+    """Seconds for all calls of a case, once a repeat: of CPU time, and by the clock on one and on two threads."""
+
+    cpu: list[float] = field(default_factory=list)
+    one_thread: list[float] = field(default_factory=list)
+    two_threads: list[float] = field(default_factory=list)
 
 
-def sign_encode_calls(data: Data) -> Calls:
-    outputs = [(torch.empty(BLOCK // 8, dtype=torch.uint8), torch.empty(1)) for _ in blocks(data.grad)]
-    return [
-        partial(sign_encode, grad, error, new_error, signs, scales)
-        for grad, error, new_error, (signs, scales) in zip(
-            blocks(data.grad), blocks(data.error), blocks(data.out), outputs, strict=True
-        )
-    ]
+def payload_rows(nbytes: int, num_rows: int) -> Tensor:
+    """Room for payloads, aligned as they must be."""
+    stride = -(-nbytes // PAYLOAD_ALIGNMENT_BYTES) * PAYLOAD_ALIGNMENT_BYTES
+    return torch.empty(num_rows, stride, dtype=torch.uint8)[:, :nbytes]
 
 
-def sign_encode_plain_calls(data: Data) -> Calls:
-    outputs = [(torch.empty(BLOCK // 8, dtype=torch.uint8), torch.empty(1)) for _ in blocks(data.grad)]
-    return [
-        partial(sign_encode, grad, None, None, signs, scales)
-        for grad, (signs, scales) in zip(blocks(data.grad), outputs, strict=True)
-    ]
-
-
-def sign_decode_calls(data: Data, num_rows: int) -> Calls:
-    generator = torch.Generator().manual_seed(2)
-    payloads = [
-        (
-            torch.randint(256, (num_rows, BLOCK // 8), dtype=torch.uint8, generator=generator),
-            torch.rand(num_rows, 1, generator=generator),
-        )
-        for _ in blocks(data.out)
-    ]
-    return [
-        partial(sign_decode_sum, signs, scales, out)
-        for (signs, scales), out in zip(payloads, blocks(data.out), strict=True)
-    ]
-
-
-def encode_calls(data: Data, spec: str) -> Calls:
+def encode_calls(data: Data, spec: str, block: int, with_error: bool) -> Calls:
     compressor = parse(spec)
-    payloads = torch.empty(NUMEL // BLOCK, compressor.payload_nbytes(BLOCK), dtype=torch.uint8)
+    payloads = payload_rows(compressor.payload_nbytes(block), NUMEL // block)
+    vectors = zip(data.grad.split(block), data.error.split(block), data.out.split(block), payloads, strict=True)
     return [
         partial(compressor.encode_with_error, grad, error, new_error, payload, Key(0, 0, unit))
-        for unit, (grad, error, new_error, payload) in enumerate(
-            zip(blocks(data.grad), blocks(data.error), blocks(data.out), payloads, strict=True)
-        )
+        if with_error
+        else partial(compressor.encode, grad, payload, Key(0, 0, unit))
+        for unit, (grad, error, new_error, payload) in enumerate(vectors)
     ]
 
 
 def decode_calls(data: Data, spec: str, num_rows: int) -> Calls:
     compressor = parse(spec)
     calls = []
-    for unit, (grad, out) in enumerate(zip(blocks(data.grad), blocks(data.out), strict=True)):
+    for unit, (grad, out) in enumerate(zip(data.grad.split(BLOCK), data.out.split(BLOCK), strict=True)):
         key = Key(0, 0, unit)
-        payloads = torch.empty(num_rows, compressor.payload_nbytes(BLOCK), dtype=torch.uint8)
+        payloads = payload_rows(compressor.payload_nbytes(BLOCK), num_rows)
         compressor.encode(grad, payloads[0], key)
         payloads[1:] = payloads[0]
         calls.append(partial(compressor.decode, payloads, out, key))
     return calls
 
 
+def torch_topk_calls(data: Data, k: int, block: int) -> Calls:
+    return [partial(torch.topk, data.grad[:block].abs(), k)]
+
+
 def compressor_cases(spec: str) -> list[Case]:
-    """Encoding with error feedback, and decoding."""
+    """Encoding without and with error feedback, and decoding."""
     payload = parse(spec).payload_nbytes(BLOCK) / BLOCK
     return [
-        Case(f"{spec} encode + error", 12 + payload, partial(encode_calls, spec=spec)),
+        Case(f"{spec} encode", 4 + payload, partial(encode_calls, spec=spec, block=BLOCK, with_error=False)),
+        Case(f"{spec} encode + error", 12 + payload, partial(encode_calls, spec=spec, block=BLOCK, with_error=True)),
         *(
             Case(
                 f"{spec} decode, {n} row{'s' if n > 1 else ''}",
@@ -133,12 +117,25 @@ def compressor_cases(spec: str) -> list[Case]:
     ]
 
 
+def topk_cases(ratio: float) -> list[Case]:
+    """Selection with error feedback, in blocks and in one piece, beside ``torch.topk`` of magnitudes made before."""
+    spec = f"topk(ratio={ratio})"
+    topk = parse(spec)
+    return [
+        Case(
+            f"{spec} encode + error, {name}",
+            12 + topk.payload_nbytes(block) / block,
+            partial(encode_calls, spec=spec, block=block, with_error=True),
+            partial(torch_topk_calls, k=round(ratio * block), block=block),
+        )
+        for name, block in (("blocks", BLOCK), ("whole", NUMEL))
+    ]
+
+
 CASES = [
-    Case("sign encode", 4 + 1 / 8, sign_encode_plain_calls),
-    Case("sign encode + error", 12 + 1 / 8, sign_encode_calls),
-    Case("sign decode, 1 row", 4 + 1 / 8, partial(sign_decode_calls, num_rows=1)),
-    Case("sign decode, 2 rows", 4 + 2 / 8, partial(sign_decode_calls, num_rows=2)),
-    Case("sign decode, 4 rows", 4 + 4 / 8, partial(sign_decode_calls, num_rows=4)),
+    *compressor_cases("onebit"),
+    *topk_cases(0.01),
+    *topk_cases(0.001),
     *compressor_cases("int8"),
     *compressor_cases("fp8"),
     *compressor_cases("linear_dithering"),
@@ -147,14 +144,15 @@ CASES = [
 ]
 
 
-def seconds(calls: Calls) -> float:
-    begin = time.perf_counter()
+def cpu_seconds(calls: Calls) -> float:
+    """Time on the CPU, so that waiting for one that others use does not count."""
+    begin = time.thread_time()
     for call in calls:
         call()
-    return time.perf_counter() - begin
+    return time.thread_time() - begin
 
 
-def seconds_on_two_threads(calls: Calls, pool: ThreadPoolExecutor) -> float:
+def wall_seconds(calls: Calls, pool: ThreadPoolExecutor) -> float:
     begin = time.perf_counter()
     for future in [pool.submit(call) for call in calls]:
         future.result()
@@ -164,30 +162,32 @@ def seconds_on_two_threads(calls: Calls, pool: ThreadPoolExecutor) -> float:
 def measure(cases: Sequence[Case], repeats: int) -> dict[str, object]:
     """All numbers of the bench, as they are written to JSON."""
     data = Data()
-    memcpy: list[float] = []
-    rows: dict[str, dict[str, float]] = {}
-    with ThreadPoolExecutor(2) as pool:
-        pool.map(abs, range(2))  # starts the threads
-        prepared = [(case, case.calls(data), [], []) for case in cases]
-        for _, calls, _, _ in prepared:
-            calls[0]()  # compiles
+    prepared = [(case, case.calls(data), Times()) for case in cases]
+    for _, calls, _ in prepared:
+        calls[0]()  # compiles
+    memcpy = []
+    with ThreadPoolExecutor(1) as one_thread, ThreadPoolExecutor(2) as two_threads:
         for _ in track(range(repeats), "measuring"):
-            for _, calls, one, two in prepared:
-                memcpy.append(seconds([partial(data.out.copy_, data.grad)]))
-                one.append(seconds(calls))
+            for _, calls, times in prepared:
+                memcpy.append(cpu_seconds([partial(data.out.copy_, data.grad)]))
+                times.cpu.append(cpu_seconds(calls))
                 if len(calls) > 1:
-                    two.append(seconds_on_two_threads(calls, pool))
-    rate = 8 * NUMEL / median(memcpy)
-    for case, calls, one, two in prepared:
+                    times.one_thread.append(wall_seconds(calls, one_thread))
+                    times.two_threads.append(wall_seconds(calls, two_threads))
+    memcpy_rate = 8 * NUMEL / median(memcpy)
+    rows: dict[str, dict[str, float]] = {}
+    for case, calls, times in prepared:
+        seconds = median(times.cpu)
         row = rows[case.name] = {
-            "input_gb_per_second": 4 * NUMEL / median(one) / 1e9,
+            "input_gb_per_second": 4 * NUMEL / seconds / 1e9,
             "bytes_per_element": case.bytes_per_element,
-            "of_memcpy": case.bytes_per_element * NUMEL / median(one) / rate,
+            "of_memcpy": case.bytes_per_element * NUMEL / seconds / memcpy_rate,
         }
-        if two:
-            row["two_threads"] = median(one) / median(two)
+        if times.two_threads:
+            row["two_threads"] = median(times.one_thread) / median(times.two_threads)
         if case.baseline is not None:
-            row["of_baseline"] = median(seconds(case.baseline(data)[:1]) for _ in range(3)) * len(calls) / median(one)
+            baseline = median(cpu_seconds(case.baseline(data)) for _ in range(3))
+            row["of_baseline"] = baseline * len(calls) / seconds
     return {
         "cpu": _cpu_name(),
         "python": platform.python_version(),
@@ -196,7 +196,7 @@ def measure(cases: Sequence[Case], repeats: int) -> dict[str, object]:
         "numel": NUMEL,
         "block": BLOCK,
         "repeats": repeats,
-        "memcpy_gb_per_second": rate / 1e9,
+        "memcpy_gb_per_second": memcpy_rate / 1e9,
         "kernels": rows,
     }
 
