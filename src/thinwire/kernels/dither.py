@@ -34,8 +34,9 @@ def dither_encode(
         error: float32, like ``grad``; None stands for zeros.
         new_error: float32, contiguous, like ``grad``; overwritten. May be ``error`` itself, or None. With non-finite
             input it receives garbage.
-        codes: uint8 ``[b, ⌈n / 8⌉]``, contiguous, b from 2 to 8; overwritten. One bitmap for each bit of the codes ``level + top``,
-            lowest first: bit i of byte j of bitmap p is bit p of element 8j + i's code, and 0 past the end.
+        codes: uint8 ``[b, ⌈n / 8⌉]``, contiguous, b from 2 to 8; overwritten. One bitmap for each bit of the codes
+            ``level + top``, lowest first: bit i of byte j of bitmap p is bit p of element 8j + i's code, and 0 past
+            the end.
         scales: float32 ``[num_scales(n, block)]``, contiguous; overwritten with ``weight * peak``, where ``peak`` is
             the block's largest ``|q|``. A block with an Inf or NaN has a scale that is Inf or NaN, and levels 0.
         key: 64 bits; element i uses the random number that :func:`thinwire.kernels.uniform_` makes of ``key`` and i.

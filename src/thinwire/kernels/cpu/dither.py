@@ -123,7 +123,8 @@ def _values(codes, natural, top, scale, values):  # type: ignore[no-untyped-def]
         for i in range(values.size):
             level = np.int32(np.int32(codes[i]) - top)
             power = np.int32(np.int32(abs(level) + np.int32(127) - top) << np.int32(23)).view(np.float32)
-            values[i] = np.float32(np.sign(level)) * power * scale
+            part = power if level != 0 else np.float32(0)
+            values[i] = (part if level >= 0 else -part) * scale
     else:
         step = np.float32(1) / np.float32(top)
         for i in range(values.size):
