@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-BENCHES ?= kernels
+BENCHES ?= kernels overhead
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench clean
@@ -24,7 +24,7 @@ lint: $(INSTALLED) ## check format, style and types
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-bench: $(INSTALLED) ## run the benchmarks; make bench BENCHES=kernels for some of them
+bench: $(INSTALLED) ## run the short benchmarks; make bench BENCHES=convergence for the long one
 	for name in $(BENCHES); do $(BIN)/python bench/$$name.py || exit; done
 
 clean: ## remove everything that was made here
