@@ -21,7 +21,7 @@ from thinwire.exchange.memory import ErrorMemory
 from thinwire.exchange.pipeline import Exchange
 from thinwire.exchange.program import Unit
 from thinwire.exchange.settings import Settings, check_executable, uniform_strategy
-from thinwire.strategy import Choice, Strategy
+from thinwire.strategy import UNCOMPRESSED, Choice, Strategy
 
 
 class LossScaler(Protocol):
@@ -203,6 +203,9 @@ def _prepare(
         plan.check_fits({n: p.numel() for n, p in parameters.items()}, world_size)
         compressors.update({c.compressor: parse(c.compressor) for c in plan.gradients.values()})
     check_executable(plan, compressors, settings.max_numel)
+    for name, p in parameters.items():
+        if p.is_complex() and plan.gradients[name].option.compresses:
+            raise TypeError(f"parameter {name!r} is of {p.dtype}, which is not compressed; give it {UNCOMPRESSED}")
     return _Prepared(plan, compressors, settings, parameters, torch.device("cpu"))
 
 

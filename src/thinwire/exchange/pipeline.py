@@ -150,7 +150,7 @@ class Exchange:
             result = run.done.then(self._deliver)
             self._allreduce_whole(run)
             return result
-        gradients = bucket.gradients()
+        gradients = _gradients(bucket)
         flats = [g.reshape(-1) for g in gradients]  # views, or copies of what is not contiguous
         strided = [(g, flat) for g, flat in zip(gradients, flats, strict=True) if not g.is_contiguous()]
         num_parts = len(plan.units) + bool(plan.plain)
@@ -197,7 +197,7 @@ class Exchange:
             if self._failure is not None:  # too late for _fail to end this bucket
                 raise self._failure
             step.buckets.append(run)
-            step.num_open += num_parts
+            step.num_open += 1
             if is_last:
                 step.backward_ended = time.perf_counter()
         return run
@@ -296,18 +296,19 @@ class Exchange:
         with self._changed:
             step.finite &= finite
             bucket.num_open -= 1
+            if bucket.num_open:
+                return
+        for gradient, flat in bucket.strided:
+            gradient.copy_(flat.view(gradient.shape))
+        with self._changed:
             step.num_open -= 1
-            bucket_done = bucket.num_open == 0
             step_done = step.num_open == 0 and step.backward_ended is not None
             self._changed.notify_all()
-        if bucket_done:
-            for gradient, flat in bucket.strided:
-                gradient.copy_(flat.view(gradient.shape))
         # The last bucket is held back until the whole step is settled, so that backward returns after it.
         if step_done:
             self._end_step(step)
             self._finish(next(b for b in step.buckets if b.is_last))
-        if bucket_done and not bucket.is_last:
+        if not bucket.is_last:
             self._finish(bucket)
 
     def _end_step(self, step: _StepRun) -> None:
@@ -354,6 +355,16 @@ class Exchange:
             buckets = list(step.buckets)
         for bucket in buckets:
             self._finish(bucket)
+
+
+def _gradients(bucket: GradBucket) -> list[Tensor]:
+    """The bucket's gradients as DDP lays them out: with their parameters' strides, where these leave no gaps."""
+    return [
+        g
+        if p.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(p)
+        else g.as_strided(p.shape, p.stride())
+        for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)
+    ]
 
 
 def _is_finite(values: Tensor) -> bool:
