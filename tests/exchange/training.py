@@ -20,7 +20,7 @@ class Given(nn.Module):
         self.weights = nn.ParameterList(parameters)
 
     def forward(self, *gradients: Tensor) -> Tensor:
-        return sum((p * g).sum() for p, g in zip(self.weights, gradients, strict=True))
+        return sum((p * g.conj()).sum().real for p, g in zip(self.weights, gradients, strict=True))
 
 
 def mlp() -> nn.Sequential:
@@ -94,8 +94,8 @@ def assert_conserved(
     tolerance: float = 1e-5,
 ) -> None:
     """Design, contract 2, over all ranks: mean gradient + what was pending == result + what is pending. Collective."""
-    mean = mean_over_ranks(local)
     assert before
+    mean = mean_over_ranks({name: local[name] for name in before})
     for name in before:
         entered = mean[name].flatten() + before[name]
         left = result[name].double().flatten() + after[name]
