@@ -42,6 +42,16 @@ def reaching_bits(_, x, start, key):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def lowest_bit(_, word):  # type: ignore[no-untyped-def]
+    """The number of the lowest bit that is 1 in a uint64 that is not 0."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
 def set_signed_(_, out, start, byte, scale):  # type: ignore[no-untyped-def]
     """Set ``out[start + i]`` to −scale where bit i of the byte is 1, else to scale."""
 

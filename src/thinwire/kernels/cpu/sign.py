@@ -50,14 +50,15 @@ def _encode(grad, error, new_error, signs, scales, block, error_scale, weight): 
         total = 0.0
         for t in range(begin, end, TILE):
             stop = min(t + TILE, end)
-            if error is None:
-                total += _load(grad[t:stop], tile)
+            q = tile[: stop - t] if new_error is None else new_error[t:stop]
+            if error is not None:
+                _add(grad[t:stop], error[t:stop], error_scale, q)
+            elif new_error is not None:
+                q[:] = grad[t:stop]
             else:
-                total += _load_corrected(grad[t:stop], error[t:stop], error_scale, tile)
-            tile[stop - t : (stop - t + 7) & ~7] = 0
-            _pack(tile, signs[t >> 3 : (stop + 7) >> 3])
-            if new_error is not None:
-                new_error[t:stop] = tile[: stop - t]
+                q = grad[t:stop]
+            total += _sum_magnitudes(q)
+            _pack(q, signs[t >> 3 : (stop + 7) >> 3])
         scales[b] = weight * (total / (end - begin))
         if new_error is not None:
             sent = np.float32(scales[b] / weight)
@@ -66,38 +67,39 @@ def _encode(grad, error, new_error, signs, scales, block, error_scale, weight): 
                 _subtract(new_error[t : min(t + TILE, end)], sent)
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})  # so that the sum is vectorised; nothing else here can be reordered
-def _load(grad, tile):  # type: ignore[no-untyped-def]
-    total = np.float32(0)
-    for i in range(grad.size):
-        tile[i] = grad[i]
-        total += abs(grad[i])
-    return total if math.isfinite(total) else _sum_wide(tile[: grad.size])
-
-
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
-def _load_corrected(grad, error, error_scale, tile):  # type: ignore[no-untyped-def]
-    total = np.float32(0)
-    for i in range(grad.size):
-        q = grad[i] + error_scale * error[i]
-        tile[i] = q
-        total += abs(q)
-    return total if math.isfinite(total) else _sum_wide(tile[: grad.size])
+@njit(nogil=True, cache=True)
+def _add(grad, error, error_scale, q):  # type: ignore[no-untyped-def]
+    for i in range(q.size):
+        q[i] = grad[i] + error_scale * error[i]
 
 
 @njit(nogil=True, cache=True)
-def _sum_wide(tile):  # type: ignore[no-untyped-def]
-    """The sum of magnitudes in float64, for a tile of finite values whose float32 sum overflows."""
-    total = 0.0
-    for x in tile:
-        total += abs(np.float64(x))
+def _sum_magnitudes(q):  # type: ignore[no-untyped-def]
+    total = _sum_magnitudes_narrow(q)
+    if math.isfinite(total):
+        return np.float64(total)
+    wide = 0.0  # finite elements whose float32 sum overflows have a finite mean
+    for x in q:
+        wide += abs(np.float64(x))
+    return wide
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})  # so that LLVM vectorises the sum
+def _sum_magnitudes_narrow(q):  # type: ignore[no-untyped-def]
+    total = np.float32(0)
+    for i in range(q.size):
+        total += abs(q[i])
     return total
 
 
 @njit(nogil=True, cache=True)
-def _pack(tile, signs):  # type: ignore[no-untyped-def]
-    for j in range(signs.size):
-        signs[j] = negative_bits(tile, 8 * j)
+def _pack(q, signs):  # type: ignore[no-untyped-def]
+    for j in range(q.size >> 3):
+        signs[j] = negative_bits(q, 8 * j)
+    if q.size & 7:
+        signs[q.size >> 3] = 0
+        for i in range(q.size & ~7, q.size):
+            signs[i >> 3] |= np.uint8(q[i] < 0) << np.uint8(i & 7)
 
 
 @njit(nogil=True, cache=True)

@@ -13,9 +13,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from thinwire.kernels.cpu.bits import reaching_bits
+from thinwire.kernels.cpu.bits import lowest_bit, reaching_bits
 
-TILE = 2048  # elements whose temporaries stay in the L1 cache; a multiple of 8
+TILE = 2048  # elements that stay in the L1 cache; a multiple of 64
 RUN = 16  # neighbours sampled together: a cache line
 MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign; what is left of two floats orders like the floats
 NAN_KEY = np.int32(0x7F800001)  # one more than Inf
@@ -126,38 +126,34 @@ def _kth_key(x, k):  # type: ignore[no-untyped-def]
 @njit(nogil=True, cache=True)
 def _sweep(grad, error, error_scale, q, threshold, found, found_at):  # type: ignore[no-untyped-def]
     """Write q; collect what reaches the threshold. Returns how many, or more than fit if they do not fit."""
-    tile, flags = np.empty(TILE, np.float32), np.empty(TILE >> 3, np.uint8)
+    flags, padded = np.empty(TILE >> 3, np.uint8), np.zeros(TILE, np.float32)
     words = flags.view(np.uint64)
     count = 0
     for t in range(0, q.size, TILE):
-        stop = min(t + TILE, q.size)
-        part = tile[: stop - t]
-        if error is None:
-            part[:] = grad[t:stop]
-        else:
-            _add(grad[t:stop], error[t:stop], error_scale, part)
-            q[t:stop] = part
-        tile[part.size :] = 0
+        part = q[t : t + TILE]
+        if error is not None:
+            _add(grad[t : t + TILE], error[t : t + TILE], error_scale, part)
+        if part.size < TILE:
+            padded[: part.size] = part
+            part = padded
         if count + TILE <= found.size:
             for j in range(flags.size):
-                flags[j] = reaching_bits(tile, 8 * j, threshold)
+                flags[j] = reaching_bits(part, 8 * j, threshold)
             for w in range(words.size):
-                if words[w]:  # few are
-                    count = _collect(tile, flags, 8 * w, t, found, found_at, count)
+                count = _collect(words[w], part, 64 * w, t, found, found_at, count)
         else:
             count = found.size + 1
     return count
 
 
 @njit(nogil=True, cache=True)
-def _collect(tile, flags, first, start, found, found_at, count):  # type: ignore[no-untyped-def]
-    for j in range(first, first + 8):
-        flag = flags[j]
-        if flag:  # copying all eight, and stepping past the wanted, beats eight branches
-            for i in range(8):
-                found[count] = tile[8 * j + i]
-                found_at[count] = start + 8 * j + i
-                count += flag >> i & 1
+def _collect(word, part, first, start, found, found_at, count):  # type: ignore[no-untyped-def]
+    while word:
+        i = first + lowest_bit(word)
+        found[count] = part[i]
+        found_at[count] = start + i
+        count += 1
+        word &= word - np.uint64(1)
     return count
 
 
