@@ -96,8 +96,19 @@ def decode_calls(data: Data, spec: str, num_rows: int) -> Calls:
     return calls
 
 
-def torch_topk_calls(data: Data, k: int, block: int) -> Calls:
-    return [partial(torch.topk, data.grad[:block].abs(), k)]
+def torch_topk_calls(data: Data, k: int, block: int, with_error: bool) -> Calls:
+    """The same with torch: only ``torch.topk``, of magnitudes made before, or all of error feedback."""
+    if not with_error:
+        return [partial(torch.topk, data.grad[:block].abs(), k)]
+    grad, error, new_error = data.grad[:block], data.error[:block], data.out[:block]
+
+    def select() -> None:
+        torch.add(grad, error, out=new_error)
+        indices = torch.topk(new_error.abs(), k).indices
+        values = new_error[indices]
+        new_error[indices] = values - values.half()
+
+    return [select]
 
 
 def compressor_cases(spec: str) -> list[Case]:
@@ -118,17 +129,17 @@ def compressor_cases(spec: str) -> list[Case]:
 
 
 def topk_cases(ratio: float) -> list[Case]:
-    """Selection with error feedback, in blocks and in one piece, beside ``torch.topk`` of magnitudes made before."""
-    spec = f"topk(ratio={ratio})"
-    topk = parse(spec)
+    """Selection in blocks and in one piece, beside torch."""
+    topk = parse(f"topk(ratio={ratio})")
     return [
         Case(
-            f"{spec} encode + error, {name}",
-            12 + topk.payload_nbytes(block) / block,
-            partial(encode_calls, spec=spec, block=block, with_error=True),
-            partial(torch_topk_calls, k=round(ratio * block), block=block),
+            f"topk {ratio:.1%} encode{' + error' if with_error else ''}, {name}",
+            (12 if with_error else 4) + topk.payload_nbytes(block) / block,
+            partial(encode_calls, spec=str(topk), block=block, with_error=with_error),
+            partial(torch_topk_calls, k=topk.num_values(block), block=block, with_error=with_error),
         )
         for name, block in (("blocks", BLOCK), ("whole", NUMEL))
+        for with_error in (False, True)
     ]
 
 

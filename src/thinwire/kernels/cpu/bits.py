@@ -12,8 +12,8 @@ from llvmlite import ir
 from numba import types
 
 intrinsic: Any = numba.extending.intrinsic  # its types expect the typing context in calls too
-_BYTE, _BITS = ir.IntType(8), ir.VectorType(ir.IntType(1), 8)
-_FLOATS, _INTS = ir.VectorType(ir.FloatType(), 8), ir.VectorType(ir.IntType(32), 8)
+_INT, _BYTE, _BITS = ir.IntType(32), ir.IntType(8), ir.VectorType(ir.IntType(1), 8)
+_FLOATS, _INTS = ir.VectorType(ir.FloatType(), 8), ir.VectorType(_INT, 8)
 _ZEROS = ir.Constant(_FLOATS, [0.0] * 8)
 _ALIGNMENT_BYTES = 4  # an element's, which is all that is known of a slice
 
@@ -74,13 +74,31 @@ def add_signed_(_, out, start, byte, scale):  # type: ignore[no-untyped-def]
     return types.void(out, types.intp, types.uint8, types.float32), generate
 
 
+@intrinsic
+def prefetch(_, out, start):  # type: ignore[no-untyped-def]
+    """Have the cache line of ``out[start]``, which may be past the end, brought near to be written.
+
+    A processor foresees which lines a loop will read; of those that it only writes, it waits for each.
+    """
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = _pointer(context, builder, signature, args)
+        hint = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
+        for_writing, keep_near, data = _INT(1), _INT(3), _INT(1)
+        builder.call(
+            builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=hint), [pointer, for_writing, keep_near, data]
+        )
+
+    return types.void(out, types.intp), generate
+
+
 def _pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     array = context.make_array(signature.args[0])(context, builder, args[0])
     return builder.bitcast(builder.gep(array.data, [args[1]]), _FLOATS.as_pointer())
 
 
 def _splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
-    first = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
+    first = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, _INT(0))
     return builder.shuffle_vector(first, first, ir.Constant(_INTS, [0] * 8))
 
 

@@ -6,9 +6,10 @@ import numpy as np
 from numba import njit
 from torch import Tensor
 
-from thinwire.kernels.cpu.bits import add_signed_, negative_bits, set_signed_
+from thinwire.kernels.cpu.bits import add_signed_, negative_bits, prefetch, set_signed_
 
 TILE = 2048  # elements whose temporaries stay in the L1 cache; a multiple of 8
+AHEAD = 512  # elements between what is written and what is fetched to be written next
 
 
 def encode(
@@ -128,6 +129,7 @@ def _decode_sum(flat, stride, scales, out, block):  # type: ignore[no-untyped-de
 def _unpack(signs, scale, out):  # type: ignore[no-untyped-def]
     for j in range(out.size >> 3):
         set_signed_(out, 8 * j, signs[j], scale)
+        prefetch(out, 8 * j + AHEAD)
     for i in range(out.size & ~7, out.size):
         out[i] = -scale if signs[i >> 3] >> (i & 7) & 1 else scale
 
