@@ -10,14 +10,12 @@ from torch.distributed import ProcessGroup
 from torch.futures import Future
 
 from thinwire import comm
-from thinwire.exchange.layout import Region
-from thinwire.exchange.memory import WORKER, SavedError, fold
+from thinwire.exchange import state
+from thinwire.exchange.memory import WORKER, fold
 from thinwire.exchange.pipeline import Exchange
+from thinwire.exchange.state import RankState
 from thinwire.exchange.stats import Stats
 from thinwire.strategy import Strategy
-
-_FORMAT = "thinwire-state"
-_VERSION = 1
 
 
 class HookSlot:
@@ -84,26 +82,22 @@ class Sync:
         Returns:
             Plain containers, numbers and tensors (copies), which ``torch.save`` and ``torch.load`` take as they are.
         """
-        mine = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "rank": self._slot.group.rank(),
-            "world_size": self._slot.group.size(),
-            "step": self._exchange.step,
-            "max_numel": self._exchange.max_numel,
-            "errors": [
-                {"name": s.region.name, "start": s.region.start, "stage": s.stage, "unit": s.unit, "error": s.error}
-                for s in self._exchange.memory.save()
-            ],
-        }
+        group, exchange = self._slot.group, self._exchange
+        mine = RankState(
+            rank=group.rank(),
+            world_size=group.size(),
+            step=exchange.step,
+            max_numel=exchange.max_numel,
+            errors=exchange.memory.save(),
+        ).to_dict()
         if not all_ranks:
             return mine
-        everyone: list[dict[str, Any]] = [mine] * self._slot.group.size()
-        if self._slot.group.size() > 1:
-            dist.all_gather_object(everyone, mine, group=self._slot.group)
-        return {"format": _FORMAT, "version": _VERSION, "ranks": everyone}
+        everyone = [mine] * group.size()
+        if group.size() > 1:
+            dist.all_gather_object(everyone, mine, group=group)
+        return state.join(everyone)
 
-    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from a saved state.
 
         With as many ranks as when it was saved, every rank continues with its own errors, bit for bit. With another
@@ -111,34 +105,40 @@ class Sync:
         states of all old ranks.
 
         Args:
-            state: this rank's state, or the states of all ranks: what ``state_dict(all_ranks=True)`` gave, or a list.
+            saved: this rank's state, or the states of all ranks: what ``state_dict(all_ranks=True)`` gave, or a list.
 
         Raises:
             ValueError: if it is no such state, is another rank's, or does not fit the model. Nothing is changed then.
         """
-        states = _all_states(state)
         group = self._slot.group
         numels = {name: choice.numel for name, choice in self.strategy.gradients.items()}
-        errors = [[_saved_error(e, numels) for e in s["errors"]] for s in states]
-        if states[0]["world_size"] == group.size() and not self._divided_otherwise(states[0], errors):
-            mine = errors[_index_of(group.rank(), states)]
-        elif len(states) == states[0]["world_size"]:
-            mine = list(fold(errors, numels))
+        states = state.read(saved, numels)
+        old_size = states[0].world_size
+        if old_size == group.size() and not any(map(self._divided_otherwise, states)):
+            mine = [s for s in states if s.rank == group.rank()]
+            if not mine:
+                raise ValueError(
+                    f"this is the state of rank {states[0].rank}, and this is rank {group.rank()}; "
+                    "give each rank its own state, or save with state_dict(all_ranks=True)"
+                )
+            errors = mine[0].errors
+        elif len(states) == old_size:
+            errors = list(fold([s.errors for s in states], numels))
         else:
             raise ValueError(
-                f"this state was saved with {states[0]['world_size']} ranks or with other settings; to share its "
-                "errors out anew, give the states of all its ranks: a list, or what state_dict(all_ranks=True) gave"
+                f"this state was saved with {old_size} ranks or with other settings; to share its errors out anew, "
+                "give the states of all its ranks: a list, or what state_dict(all_ranks=True) gave"
             )
-        self._exchange.memory.load(mine)
-        self._exchange.step = int(states[0]["step"])
+        self._exchange.memory.load(errors)
+        self._exchange.step = states[0].step
 
-    def _divided_otherwise(self, state: Mapping[str, Any], errors: Sequence[Sequence[SavedError]]) -> bool:
+    def _divided_otherwise(self, saved: RankState) -> bool:
         """Whether servers' errors were saved that this strategy would not look for, or look for on other ranks."""
         gradients = self.strategy.gradients
-        served = [e for rank in errors for e in rank if e.stage != WORKER]
         return any(
-            e.stage >= gradients[e.region.name].option.num_encodes or state["max_numel"] != self._exchange.max_numel
-            for e in served
+            e.stage >= gradients[e.region.name].option.num_encodes or saved.max_numel != self._exchange.max_numel
+            for e in saved.errors
+            if e.stage != WORKER
         )
 
     def __repr__(self) -> str:
@@ -151,50 +151,3 @@ class Sync:
             f"{numel:,} of {total:,} elements; {self.strategy.world_size} ranks; step {self.step}"
             f"{'' if self._slot.exchange is self._exchange else '; detached'}>"
         )
-
-
-def _all_states(state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    if isinstance(state, Mapping):
-        _check_format(state)
-        states = list(state["ranks"]) if "ranks" in state else [state]
-    else:
-        states = list(state)
-    for s in states:
-        _check_format(s)
-    if not states:
-        raise ValueError("no states given; pass what state_dict() returned")
-    if len(states) > 1 or "ranks" in state:
-        states.sort(key=lambda s: int(s["rank"]))
-        if [s["rank"] for s in states] != list(range(states[0]["world_size"])):
-            ranks, world_size = [s["rank"] for s in states], states[0]["world_size"]
-            raise ValueError(f"got the states of ranks {ranks} of {world_size}; give one of every rank")
-        if len({s["step"] for s in states}) != 1:
-            raise ValueError(f"the states are of different steps: {[s['step'] for s in states]}")
-    return states
-
-
-def _index_of(rank: int, states: Sequence[Mapping[str, Any]]) -> int:
-    for index, state in enumerate(states):
-        if state["rank"] == rank:
-            return index
-    raise ValueError(
-        f"this is the state of rank {states[0]['rank']}, and this is rank {rank}; "
-        "give each rank its own state, or save with state_dict(all_ranks=True)"
-    )
-
-
-def _check_format(state: Mapping[str, Any]) -> None:
-    if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-        raise ValueError("this is not a state that thinwire saved; pass what state_dict() returned")
-    if state.get("version") != _VERSION:
-        raise ValueError(f"state version {state.get('version')!r} is unknown to this release; it reads {_VERSION}")
-
-
-def _saved_error(saved: Mapping[str, Any], numels: Mapping[str, int]) -> SavedError:
-    name, start, error = saved["name"], int(saved["start"]), saved["error"]
-    if name not in numels:
-        raise ValueError(f"the state has an error for parameter {name!r}, which this model does not train")
-    region = Region(name, start, start + error.numel())
-    if region.stop > numels[name]:
-        raise ValueError(f"the state has an error for {region}, but {name!r} has only {numels[name]} elements here")
-    return SavedError(region, int(saved["stage"]), error, float(saved["unit"]))

@@ -1,7 +1,7 @@
 """The error memories of a whole model on one rank, by parameter name, and how they survive a restart."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class ErrorMemory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._entries: dict[tuple[Region, int], ErrorFeedback] = {}
-        self._saved: list[SavedError] = []
+        self._saved: list[SavedError] = []  # restored, but not asked for yet
 
     def of(self, region: Region, stage: int) -> ErrorFeedback:
         """The error feedback of a region at a stage."""
@@ -54,9 +54,8 @@ class ErrorMemory:
 
     def save(self) -> list[SavedError]:
         """Copies of all committed errors, with those restored but not yet asked for."""
-        live = [SavedError(r, s, e.error.clone(), e.unit) for (r, s), e in self._entries.items()]
-        covered = {(s.region.name, s.stage) for s in live}
-        return live + [s for s in self._saved if (s.region.name, s.stage) not in covered]
+        live = [SavedError(r, s, e.error, e.unit) for (r, s), e in self._entries.items()]
+        return [replace(s, error=s.error.clone()) for s in live + self._saved]
 
     def load(self, saved: Sequence[SavedError]) -> None:
         """Replace all errors by saved ones; where nothing was saved they become zero."""
@@ -65,16 +64,31 @@ class ErrorMemory:
             self._restore(region, stage, entry)
 
     def _restore(self, region: Region, stage: int, entry: ErrorFeedback) -> None:
-        found = [s for s in self._saved if s.stage == stage and s.region.name == region.name]
-        overlapping = [s for s in found if s.region.start < region.stop and region.start < s.region.stop]
-        unit = overlapping[0].unit if overlapping else 1.0
+        """Move what was saved of the region into its entry."""
+        found: list[SavedError] = []
+        kept: list[SavedError] = []
+        for s in self._saved:
+            if s.stage != stage or s.region.name != region.name:
+                kept.append(s)
+                continue
+            kept += _slices(s, s.region.start, region.start) + _slices(s, region.stop, s.region.stop)
+            found += _slices(s, region.start, region.stop)
+        self._saved = kept
+        unit = found[0].unit if found else 1.0
         error = torch.zeros(region.numel, device=self._device)
-        for s in overlapping:
-            start, stop = max(region.start, s.region.start), min(region.stop, s.region.stop)
-            error[start - region.start : stop - region.start] = s.error[
-                start - s.region.start : stop - s.region.start
-            ].to(self._device) * (unit / s.unit)
+        for s in found:
+            start, stop = s.region.start - region.start, s.region.stop - region.start
+            error[start:stop] = s.error.to(self._device) * (unit / s.unit)
         entry.load(error, unit)
+
+
+def _slices(saved: SavedError, start: int, stop: int) -> list[SavedError]:
+    """What of a saved error lies from ``start`` to ``stop``: one part, a view, or none."""
+    start, stop = max(start, saved.region.start), min(stop, saved.region.stop)
+    if start >= stop:
+        return []
+    error = saved.error[start - saved.region.start : stop - saved.region.start]
+    return [replace(saved, region=Region(saved.region.name, start, stop), error=error)]
 
 
 def fold(ranks: Sequence[Sequence[SavedError]], numels: Mapping[str, int]) -> Iterator[SavedError]:
