@@ -93,8 +93,12 @@ class Decode:
                 target.copy_(out)
 
     def is_finite(self) -> bool:
-        """Whether nothing that was decoded came from an Inf or NaN on any rank."""
-        return all(self.compressor.is_finite(item.payloads) for item in self.items)
+        """Whether nothing that was decoded came from an Inf or NaN on any rank, or is too large for its target."""
+        return all(self.compressor.is_finite(item.payloads) and self._fits(item) for item in self.items)
+
+    def _fits(self, item: _Item) -> bool:
+        target = self.target.part(item.region, item.holder)
+        return target.dtype == torch.float32 or bool(torch.isfinite(target).all())
 
 
 @dataclass(frozen=True, slots=True)
