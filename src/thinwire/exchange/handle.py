@@ -13,6 +13,7 @@ from thinwire import comm
 from thinwire.exchange import state
 from thinwire.exchange.memory import WORKER, fold
 from thinwire.exchange.pipeline import Exchange
+from thinwire.exchange.program import error_stages
 from thinwire.exchange.state import RankState
 from thinwire.exchange.stats import Stats
 from thinwire.strategy import Strategy
@@ -24,6 +25,8 @@ class HookSlot:
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self.exchange: Exchange | None = None
+        self.phase_groups: list[ProcessGroup] = []
+        """Made once and used by every exchange in turn: a group has threads and connections of its own."""
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         # DDP copies and saves its hooks' states with the module, but a copy exchanges nothing of ours.
@@ -71,7 +74,7 @@ class Sync:
             self._exchange.close()
 
     def state_dict(self, *, all_ranks: bool = False) -> dict[str, Any]:
-        """What must be saved to go on with the same bits: step counter and error memories.
+        """What must be saved to go on with the same bits: step counter, seed and error memories.
 
         Every rank has errors of its own. Save each rank's state in its own file, or gather them with ``all_ranks``.
 
@@ -87,6 +90,7 @@ class Sync:
             rank=group.rank(),
             world_size=group.size(),
             step=exchange.step,
+            seed=exchange.seed,
             max_numel=exchange.max_numel,
             errors=exchange.memory.save(),
         ).to_dict()
@@ -130,13 +134,13 @@ class Sync:
                 "give the states of all its ranks: a list, or what state_dict(all_ranks=True) gave"
             )
         self._exchange.memory.load(errors)
-        self._exchange.step = states[0].step
+        self._exchange.step, self._exchange.seed = states[0].step, states[0].seed
 
     def _divided_otherwise(self, saved: RankState) -> bool:
         """Whether servers' errors were saved that this strategy would not look for, or look for on other ranks."""
         gradients = self.strategy.gradients
         return any(
-            e.stage >= gradients[e.region.name].option.num_encodes or saved.max_numel != self._exchange.max_numel
+            e.stage not in error_stages(gradients[e.region.name].option) or saved.max_numel != self._exchange.max_numel
             for e in saved.errors
             if e.stage != WORKER
         )

@@ -141,6 +141,15 @@ class Unit:
         self.sent_bytes = sum(s.sent_bytes for s in self.steps if isinstance(s, Transfer))
 
 
+def error_stages(option: Option) -> set[int]:
+    """The stages at which an option compresses: how many collectives come before."""
+    return {
+        sum(isinstance(before.action, Routine) for before in option.tasks[:position])
+        for position, task in enumerate(option.tasks)
+        if task.action is Compute.ENCODE
+    }
+
+
 class _Compilation:
     """Walks through an option's tasks, keeping track of what the unit holds after each."""
 
@@ -183,6 +192,7 @@ class _Compilation:
         return self._steps
 
     def _encode(self, task: Task, codec: Compressor, *, divided: bool) -> None:
+        self._stage = self._num_transfers()
         regions = self._values.regions
         parts = [split(r, self._size) if divided else [r] for r in regions]
         self._cells = []
@@ -208,7 +218,6 @@ class _Compilation:
         self._steps.append(Decode(str(task), self._codec, target, self._items(lambda _: None)))
         self._values = target
         self._codec = None
-        self._stage += 1
 
     def _new_values(self) -> Values:
         """Room for what the held payloads decode to, between two steps of a scheme."""
@@ -228,7 +237,7 @@ class _Compilation:
         assert self._codec is not None
         codec, n, sent = self._codec, self._size, self._buffer
         num_rows, row_nbytes = sent.shape
-        phase = sum(isinstance(s, Transfer) for s in self._steps)
+        phase = self._num_transfers()
         group = self._groups[phase]
         flat = sent.view(-1)
         start: Callable[[], Future[object]]
@@ -250,6 +259,9 @@ class _Compilation:
                 start = partial(comm.alltoall, group, flat, self._buffer.view(-1))
             sent_bytes = (n - 1) * row_nbytes
         self._steps.append(Transfer(str(task), phase, start, sent_bytes))
+
+    def _num_transfers(self) -> int:
+        return sum(isinstance(s, Transfer) for s in self._steps)
 
     def _own(self, rows: range) -> list[Cell]:
         """After a first step: this rank's part of every region."""
