@@ -118,14 +118,22 @@ def attach(
     ready = comm.agree(group, prepare, _describe)
     _compile_kernels(ready.compressors.values())
     num_phases = max((len(c.option.routines) for c in ready.strategy.gradients.values()), default=1)
-    phase_groups = comm.like(group, num_phases, ready.device)
+    registered = _slot(ddp)
+    slot = registered or HookSlot(group)
+    slot.phase_groups += comm.like(group, num_phases - len(slot.phase_groups), ready.device)
     memory = ErrorMemory(ready.device)
 
     def make_unit(regions: Sequence[Region], choice: Choice) -> Unit:
         compressor = ready.compressors[choice.compressor]
         with_error = not compressor.unbiased if error_feedback is None else error_feedback
         return Unit(
-            regions, choice.option, compressor, phase_groups, group.rank(), memory if with_error else None, ready.device
+            regions,
+            choice.option,
+            compressor,
+            slot.phase_groups,
+            group.rank(),
+            memory if with_error else None,
+            ready.device,
         )
 
     exchange = Exchange(
@@ -133,7 +141,7 @@ def attach(
         choices={n: Choice(numel=p.numel()) for n, p in named.items()} | dict(ready.strategy.gradients),
         names={id(p): n for n, p in named.items()},
         group=group,
-        phase_groups=phase_groups,
+        phase_groups=slot.phase_groups,
         make_unit=make_unit,
         memory=memory,
         max_numel=ready.settings.max_numel,
@@ -143,9 +151,7 @@ def attach(
         error_units=_error_units(ready.parameters, scaler, optimizer),
         timeout_seconds=comm.timeout_of(group, ready.device).total_seconds(),
     )
-    slot = _slot(ddp)
-    if slot is None:
-        slot = HookSlot(group)
+    if registered is None:
         ddp.register_comm_hook(slot, hook)
     slot.exchange = exchange
     return Sync(slot, exchange, ready.strategy)

@@ -112,13 +112,13 @@ class Exchange:
             error_units: called once a step for the unit of each parameter's errors.
             timeout_seconds: how long to wait for what an interrupted backward left under way.
         """
-        self.step = 0
+        self.step, self.seed = 0, seed
         self.stats = Stats()
         self.memory = memory
         self._choices, self._names = choices, names
         self._group, self._size, self._rank = group, group.size(), group.rank()
         self._make_unit, self.max_numel = make_unit, max_numel
-        self._seed, self._start_step, self._error_units = seed, start_step, error_units
+        self._start_step, self._error_units = start_step, error_units
         self._timeout_seconds = timeout_seconds
         self._compresses = any(choice.option.compresses for choice in choices.values())
         self._plans: dict[int, tuple[Sequence[str], BucketPlan]] = {}
@@ -168,7 +168,7 @@ class Exchange:
     def _begin_step(self) -> _StepRun:
         if self._run is not None:
             self._abandon(self._run)
-        self._run = _StepRun(StepContext(self._seed, self.step, self._rank, self._error_units()))
+        self._run = _StepRun(StepContext(self.seed, self.step, self._rank, self._error_units()))
         return self._run
 
     def _abandon(self, step: _StepRun) -> None:

@@ -19,6 +19,7 @@ class RankState:
     rank: int
     world_size: int
     step: int
+    seed: int
     max_numel: int
     """Most elements of a chunk: together with ``world_size`` it says which part of a gradient a rank served."""
     errors: Sequence[SavedError]
@@ -30,6 +31,7 @@ class RankState:
             "rank": self.rank,
             "world_size": self.world_size,
             "step": self.step,
+            "seed": self.seed,
             "max_numel": self.max_numel,
             "errors": [
                 {"name": e.region.name, "start": e.region.start, "stage": e.stage, "unit": e.unit, "error": e.error}
@@ -50,6 +52,7 @@ class RankState:
                 rank=int(state["rank"]),
                 world_size=int(state["world_size"]),
                 step=int(state["step"]),
+                seed=int(state["seed"]),
                 max_numel=int(state["max_numel"]),
                 errors=[_saved_error(e) for e in state["errors"]],
             )
