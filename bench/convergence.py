@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from json import dumps, loads
-from math import cos, pi
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -34,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 from thinwire.demo.data import Text, sample_batch, standard_library_text
 from thinwire.demo.model import ByteTransformer, ModelSize, next_byte_loss
+from thinwire.demo.modes import warmup_then_cosine
 from thinwire.demo.result import circumstances
 
 SIZE = ModelSize(width=160, num_layers=4, num_heads=5, sequence_length=64)
@@ -142,7 +142,9 @@ def train(run: Run, text: Text) -> dict[str, Any]:
     ddp = DistributedDataParallel(ByteTransformer(SIZE), gradient_as_bucket_view=True, init_sync=False)
     sync = None if run.gradients == PLAIN else thinwire.attach(ddp, run.gradients, seed=run.seed)
     optimizer = make_optimizer(run, ddp)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, run.num_steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: warmup_then_cosine(step, NUM_WARMUP_STEPS, run.num_steps)
+    )
     rank, num_workers = dist.get_rank(), dist.get_world_size()
     steps, losses = [], []
     started = time.perf_counter()
@@ -159,7 +161,6 @@ def train(run: Run, text: Text) -> dict[str, Any]:
     outcome = {"evaluated_steps": steps, "held_out_losses": losses, "seconds": seconds}
     if sync is not None:
         outcome["compression_ratio"] = sync.stats().total.compression_ratio
-        sync.detach()
     return outcome
 
 
@@ -167,11 +168,6 @@ def make_optimizer(run: Run, module: nn.Module) -> torch.optim.Optimizer:
     if run.optimizer == "adamw":
         return torch.optim.AdamW(module.parameters(), lr=run.learning_rate, fused=True)
     return torch.optim.SGD(module.parameters(), lr=run.learning_rate, momentum=0.9, fused=True)
-
-
-def learning_rate_factor(step: int, num_steps: int) -> float:
-    warmup = min(1.0, (step + 1) / NUM_WARMUP_STEPS)
-    return warmup * (1 + cos(pi * step / num_steps)) / 2
 
 
 @torch.no_grad()

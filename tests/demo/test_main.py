@@ -16,6 +16,7 @@ JOB = Job(
     steps_per_round=5,
     model=ModelSize(width=64, num_layers=2, num_heads=2, sequence_length=32),
     num_held_out_batches=4,
+    num_uncompressed_steps=5,
 )
 SHAPE = LinkShape.parse(rate="100mbit")
 
@@ -69,7 +70,7 @@ def test_without_a_lab_it_says_why_and_runs_on_the_loopback(monkeypatch):
     assert "On the unshaped loopback thinwire" in " ".join(printed.split())
 
 
-@pytest.mark.parametrize("steps", [0, 7, -5])
+@pytest.mark.parametrize("steps", [0, 5, 12, -10])
 def test_steps_that_make_no_rounds_are_refused(steps):
     with pytest.raises(ValueError, match=f"steps is {steps}; allowed are multiples of 5"):
         main.run(steps=steps)

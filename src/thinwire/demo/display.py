@@ -68,12 +68,11 @@ def _print_line(console: Console, recorder: Recorder, event: Event) -> None:
 
 
 def _figures_so_far(recorder: Recorder, mode: str) -> str:
-    seconds = recorder.median_step_seconds(mode)
-    speed = "" if seconds is None else f"{seconds:.2f} s a step"
-    losses = recorder.losses(mode)
-    if mode == COMPUTE_ONLY or not losses:
-        return speed
-    return ", ".join(filter(None, [speed, f"loss {losses[-1]:.2f}"]))
+    steps = recorder.step_seconds(mode)
+    if not steps:
+        return ""
+    figures = f"{recorder.median_step_seconds(mode) or steps[-1]:.2f} s a step"
+    return figures if mode == COMPUTE_ONLY else f"{figures}, loss {recorder.losses(mode)[-1]:.2f}"
 
 
 def table(result: dict[str, Any]) -> Table:
@@ -84,7 +83,8 @@ def table(result: dict[str, Any]) -> Table:
         f"{result['steps']} steps of each mode",
         title_justify="left",
         caption="step: median; of compute: speed, as a share of that without communication; sent: by each worker in a "
-        "step, as its interface counts; loss: nats per byte, training and held-out text",
+        "step, as its interface counts; loss: nats per byte, training and held-out text; thinwire compresses after the "
+        f"first {result['uncompressed_steps']} steps",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,

@@ -15,7 +15,9 @@ EVENT_PREFIX = "thinwire-event "
 class Job:
     """Several ways to exchange gradients (modes), trained side by side on the same batches.
 
-    Modes take turns, ``steps_per_round`` steps each, so that whatever else the machine does falls on all alike.
+    Modes take turns, ``steps_per_round`` steps each, so that whatever else the machine does falls on all alike. The
+    first round is for settling down and is not measured: memory is touched first, DDP rebuilds its buckets, and
+    thinwire does not compress yet while the model changes fastest (``num_uncompressed_steps``).
     """
 
     modes: tuple[str, ...]
@@ -23,8 +25,9 @@ class Job:
     steps_per_round: int
     model: ModelSize = field(default_factory=ModelSize)
     batch_size: int = 4
-    learning_rate: float = 1e-3
-    num_learning_rate_warmup_steps: int = 10
+    learning_rate: float = 4e-4
+    num_warmup_steps: int = 5
+    num_uncompressed_steps: int = 0
     num_held_out_batches: int = 16
     seed: int = 0
 

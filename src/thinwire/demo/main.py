@@ -43,11 +43,18 @@ def run(
         WorkerError: if a worker fails; with its last words.
     """
     num_steps = steps if steps is not None else (NUM_QUICK_STEPS if quick else NUM_STEPS)
-    if num_steps < STEPS_PER_ROUND or num_steps % STEPS_PER_ROUND:
-        raise ValueError(f"steps is {num_steps}; allowed are multiples of {STEPS_PER_ROUND} (one round), from one up")
+    if num_steps < 2 * STEPS_PER_ROUND or num_steps % STEPS_PER_ROUND:
+        raise ValueError(
+            f"steps is {num_steps}; allowed are multiples of {STEPS_PER_ROUND} (a round), from two rounds up"
+        )
     if workers < 2:
         raise ValueError(f"workers is {workers}; it takes 2 or more to exchange gradients")
-    job = Job(modes=MODES, num_rounds=num_steps // STEPS_PER_ROUND, steps_per_round=STEPS_PER_ROUND)
+    job = Job(
+        modes=MODES,
+        num_rounds=num_steps // STEPS_PER_ROUND,
+        steps_per_round=STEPS_PER_ROUND,
+        num_uncompressed_steps=STEPS_PER_ROUND,
+    )
     result = compare(job, workers, LinkShape.parse(rate=rate), Console(stderr=as_json))
     write(result, out, Console(stderr=as_json))
     if as_json:

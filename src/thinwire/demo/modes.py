@@ -1,5 +1,6 @@
 """The ways to exchange gradients that the demo compares."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -39,10 +40,11 @@ class Contestant:
         if mode == DDP_FP16:
             ddp.register_comm_hook(None, fp16_compress_hook)
         elif mode not in (COMPUTE_ONLY, DDP):
-            sync = thinwire.attach(ddp, SPECS.get(mode, mode))
+            sync = thinwire.attach(ddp, SPECS.get(mode, mode), start_step=job.num_uncompressed_steps)
         optimizer = torch.optim.AdamW(ddp.parameters(), lr=job.learning_rate, fused=True)
-        num_warmup_steps = job.num_learning_rate_warmup_steps
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / num_warmup_steps))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: warmup_then_cosine(step, job.num_warmup_steps, job.num_steps)
+        )
         return cls(mode, ddp, optimizer, schedule, sync)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -61,3 +63,8 @@ class Contestant:
     def payload_bytes(self) -> int | None:
         """Payload bytes that thinwire has sent from this rank so far; None for the other modes."""
         return None if self.sync is None else self.sync.stats().total.payload_bytes
+
+
+def warmup_then_cosine(step: int, num_warmup_steps: int, num_steps: int) -> float:
+    """The learning rate of a step, relative to its peak: a linear rise, times a cosine's fall to zero."""
+    return min(1.0, (step + 1) / num_warmup_steps) * (1 + math.cos(math.pi * step / num_steps)) / 2

@@ -15,9 +15,6 @@ from thinwire.demo.job import Job
 from thinwire.demo.launch import Event
 from thinwire.demo.modes import COMPUTE_ONLY, DDP, SPECS
 
-NUM_SETTLING_STEPS = 3
-"""The first steps of a mode do what later ones need not: DDP rebuilds its buckets, memory is touched first."""
-
 NUM_LOSS_STEPS = 5
 """The training loss of a mode is the mean over its last steps."""
 
@@ -26,8 +23,8 @@ NUM_LOSS_STEPS = 5
 class Recorder:
     """Takes the events of all workers and works out what they say.
 
-    A step takes as long as on its slowest rank. Its time counts towards the median unless it is among a mode's first
-    ``NUM_SETTLING_STEPS`` or the first of a round, when caches still hold another mode's data.
+    A step takes as long as on its slowest rank. The first round counts for nothing, and the first step of a round not
+    for the time, as caches still hold another mode's data.
     """
 
     job: Job
@@ -58,8 +55,8 @@ class Recorder:
 
     def median_step_seconds(self, mode: str) -> float | None:
         """The median over the steps that count; None before there is one."""
-        seconds = self.step_seconds(mode)
-        counted = [s for i, s in enumerate(seconds) if i >= NUM_SETTLING_STEPS and i % self.job.steps_per_round]
+        length = self.job.steps_per_round
+        counted = [s for step, s in enumerate(self.step_seconds(mode)) if step >= length and step % length]
         return statistics.median(counted) if counted else None
 
     def losses(self, mode: str) -> list[float]:
@@ -89,8 +86,7 @@ class Recorder:
 
     def _bytes_per_step(self, mode: str, which: str, *, shared: bool) -> float:
         """Bytes that one worker sent in a step, on average over workers and the rounds after the first."""
-        last = max(event["first_step"] for event in self._rounds[mode])
-        rounds = [event for event in self._rounds[mode] if event["first_step"] > 0 or last == 0]
+        rounds = [event for event in self._rounds[mode] if event["first_step"] > 0]
         total: float = sum(event[which] for event in rounds) / sum(event["num_steps"] for event in rounds)
         return total / self.num_workers if shared else total
 
@@ -109,6 +105,7 @@ def summarise(recorder: Recorder, link_mbit: float | None) -> dict[str, Any]:
         "workers": recorder.num_workers,
         "parameters": recorder.parameters,
         "steps": recorder.job.num_steps,
+        "uncompressed_steps": recorder.job.num_uncompressed_steps,
         "modes": modes,
     }
 
