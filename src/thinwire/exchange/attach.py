@@ -149,7 +149,6 @@ def attach(
         seed=seed,
         start_step=start_step,
         error_units=_error_units(ready.parameters, scaler, optimizer),
-        timeout_seconds=comm.timeout_of(group, ready.device).total_seconds(),
     )
     if registered is None:
         ddp.register_comm_hook(slot, hook)

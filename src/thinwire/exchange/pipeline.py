@@ -94,7 +94,6 @@ class Exchange:
         seed: int,
         start_step: int,
         error_units: Callable[[], Callable[[str], float]],
-        timeout_seconds: float,
     ) -> None:
         """Made by :func:`thinwire.attach`, which documents the settings.
 
@@ -110,7 +109,6 @@ class Exchange:
             seed: of all randomness.
             start_step: number of steps that are exchanged uncompressed at first.
             error_units: called once a step for the unit of each parameter's errors.
-            timeout_seconds: how long to wait for what an interrupted backward left under way.
         """
         self.step, self.seed = 0, seed
         self.stats = Stats()
@@ -119,12 +117,11 @@ class Exchange:
         self._group, self._size, self._rank = group, group.size(), group.rank()
         self._make_unit, self.max_numel = make_unit, max_numel
         self._start_step, self._error_units = start_step, error_units
-        self._timeout_seconds = timeout_seconds
         self._compresses = any(choice.option.compresses for choice in choices.values())
         self._plans: dict[int, tuple[Sequence[str], BucketPlan]] = {}
         self._lanes = [Lane() for _ in phase_groups]
         self._pool = WorkerPool(num_threads)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._run: _StepRun | None = None
         self._failure: ExchangeError | None = None
 
@@ -142,7 +139,7 @@ class Exchange:
         """
         if self._failure is not None:
             raise self._failure
-        step = self._begin_step() if self._run is None or bucket.index() == 0 else self._run
+        step = self._run or self._begin_step()
         buffer, is_last = bucket.buffer(), bucket.is_last()
         plan = None if buffer.is_sparse or self.step < self._start_step else self._plan_of(bucket)
         if plan is None or not plan.units:
@@ -166,20 +163,8 @@ class Exchange:
         return result
 
     def _begin_step(self) -> _StepRun:
-        if self._run is not None:
-            self._abandon(self._run)
         self._run = _StepRun(StepContext(self.seed, self.step, self._rank, self._error_units()))
         return self._run
-
-    def _abandon(self, step: _StepRun) -> None:
-        """A backward that was interrupted, by an exception in the user's code, leaves its step unfinished."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: step.num_open == 0 or self._failure, self._timeout_seconds):
-                raise RuntimeError(
-                    f"an interrupted backward left gradients under way at step {self.step}, "
-                    f"and the other ranks did not take part within {self._timeout_seconds:.0f} s"
-                )
-        self.memory.rollback()
 
     def _open(
         self,
@@ -193,7 +178,7 @@ class Exchange:
         run = _BucketRun(step, buffer, num_parts, is_last, strided)
         if not buffer.is_sparse:
             step.figures.uncompressed_bytes += self._allreduce_bytes(buffer)
-        with self._changed:
+        with self._lock:
             if self._failure is not None:  # too late for _fail to end this bucket
                 raise self._failure
             step.buckets.append(run)
@@ -275,7 +260,7 @@ class Exchange:
             task.run(run.bucket.step.context)
             seconds = time.perf_counter() - started
             figures = run.bucket.step.figures
-            with self._changed:
+            with self._lock:
                 if isinstance(task, Encode):
                     figures.encode_seconds += seconds
                 else:
@@ -293,17 +278,16 @@ class Exchange:
 
     def _part_done(self, bucket: _BucketRun, finite: bool) -> None:
         step = bucket.step
-        with self._changed:
+        with self._lock:
             step.finite &= finite
             bucket.num_open -= 1
             if bucket.num_open:
                 return
         for gradient, flat in bucket.strided:
             gradient.copy_(flat.view(gradient.shape))
-        with self._changed:
+        with self._lock:
             step.num_open -= 1
             step_done = step.num_open == 0 and step.backward_ended is not None
-            self._changed.notify_all()
         # The last bucket is held back until the whole step is settled, so that backward returns after it.
         if step_done:
             self._end_step(step)
@@ -326,7 +310,7 @@ class Exchange:
         self._run = None
 
     def _finish(self, bucket: _BucketRun) -> None:
-        with self._changed:
+        with self._lock:
             if bucket.delivered:
                 return
             bucket.delivered = True
@@ -347,11 +331,10 @@ class Exchange:
             self._fail(step, unit, task, error)
 
     def _fail(self, step: _StepRun, unit: str, task: str, cause: Exception) -> None:
-        with self._changed:
+        with self._lock:
             if self._failure is None:
                 self._failure = ExchangeError(step.context.step, unit, task, cause)
                 self._failure.__cause__ = cause
-            self._changed.notify_all()
             buckets = list(step.buckets)
         for bucket in buckets:
             self._finish(bucket)
