@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 
 from tests.exchange.given import attach, given_ddp, given_gradients
-from tests.ranks import fresh_ranks
+from tests.ranks import fresh_ranks, on_ranks
 from thinwire.compress import Compressor, Identity, register
 
 TIMEOUT_SECONDS = 5.0
@@ -22,6 +22,17 @@ FAULTY_RANK, FAULTY_STEP = 1, 2
 NAMES_STEP_UNIT_AND_TASK = re.compile(
     rf"failed at step {FAULTY_STEP}, unit (\w+\[\d+:\d+\]|of \d+ uncompressed elements).*, in \w+@\w+: \w+: ."
 )
+
+
+def attach_once(rank: int) -> None:
+    for spec in ("onebit", "randomk(ratio=0.2)"):
+        attach(given_ddp(), spec).detach()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_kernels() -> None:
+    """Compiling may take longer than the short timeouts here; what is compiled stays on disk for all processes."""
+    on_ranks(1, attach_once)
 
 
 @dataclass
