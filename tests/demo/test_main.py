@@ -55,8 +55,8 @@ def test_a_run_over_shaped_links():
     sent = {mode: figures["tx_bytes_per_step"] for mode, figures in result["modes"].items() if mode != "compute_only"}
     assert sent["ddp"] < 1.1 * num_bytes
     assert sent["ddp_fp16"] < 1.1 * num_bytes / 2
-    assert sent["topk"] < num_bytes / 5
-    assert sent["onebit"] < num_bytes / 5
+    assert sent["topk"] < num_bytes / 4
+    assert sent["onebit"] < num_bytes / 4
     assert "2 workers, 100 Mbit/s links" in printed
     assert "On a 100 Mbit/s link thinwire" in " ".join(printed.split())
 
