@@ -19,18 +19,24 @@ class Option:
     def __post_init__(self) -> None:
         encoded = False
         divided: list[Place] = []
+        summed: set[Place] = set()
         for task in self.tasks:
             if isinstance(task.action, Compute):
                 if encoded == (task.action is Compute.ENCODE):
                     raise self._invalid(task, "it is encoded already" if encoded else "nothing is encoded here")
                 encoded = not encoded
-            elif task.action.divides:
+                continue
+            if task.action is Routine.ALLGATHER and divided:
+                if divided.pop() != task.place:
+                    raise self._invalid(task, "a second step runs where its first step ran")
+                continue
+            if task.place in summed:
+                raise self._invalid(task, f"the gradients of {task.place} are added up already")
+            summed.add(task.place)
+            if task.action.divides:
                 if task.action is Routine.ALLTOALL and not encoded:
                     raise self._invalid(task, "alltoall carries payloads; encode first, or use reduce_scatter")
                 divided.append(task.place)
-            elif task.action is Routine.ALLGATHER and divided:
-                if divided.pop() != task.place:
-                    raise self._invalid(task, "a second step runs where its first step ran")
             elif task.action is Routine.ALLGATHER and not encoded:
                 raise self._invalid(task, "allgather carries payloads; encode first, or use allreduce")
         if not self.routines:
