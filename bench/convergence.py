@@ -25,6 +25,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -246,13 +247,14 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         mine = [row for row in rows if row["optimizer"] == optimizer]
         if not mine:
             continue
-        table = Table(title=f"{optimizer}, learning rate {mine[0]['learning_rate']:g}", title_justify="left")
+        title = f"{optimizer}, learning rate {mine[0]['learning_rate']:g}"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("gradients", no_wrap=True)
-        for heading in ("workers", "smaller", "held-out loss", "to plain DDP", "seeds: lowest, highest"):
+        for heading in ("workers", "smaller", "loss", "to DDP", "over seeds"):
             table.add_column(heading, justify="right")
         for row in mine:
             differences = row["differences"]
-            spread = f"{min(differences):+.2%}, {max(differences):+.2%}" if len(differences) > 1 else ""
+            spread = f"{min(differences):+.2%} to {max(differences):+.2%}" if len(differences) > 1 else ""
             table.add_row(
                 row["gradients"],
                 str(row["num_workers"]),
@@ -265,34 +267,39 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def draw(runs: Sequence[Run], store: Store, path: Path) -> None:
-    """Held-out loss against steps, of seed 0 with two workers, a panel for each optimizer."""
+    """Against steps, with a column for each optimizer: held-out loss, and how far it is from plain DDP's."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    panels = figure.subplots(1, len(LEARNING_RATES), sharey=True)
-    colours = dict(zip((*SPREAD, *OTHERS), colormaps["tab20"].colors, strict=False))
-    for axes, optimizer in zip(panels, LEARNING_RATES, strict=True):
-        for run in runs:
-            outcome = store.load(run)
-            if outcome is None or (run.optimizer, run.seed, run.num_workers) != (optimizer, 0, 2):
-                continue
-            is_plain = run.gradients == PLAIN
-            axes.plot(
-                outcome["evaluated_steps"],
-                outcome["held_out_losses"],
-                label=run.gradients,
-                color="black" if is_plain else colours[run.gradients],
-                linewidth=2.5 if is_plain else 1.2,
-                zorder=1 if is_plain else 2,
-            )
-        axes.set_title(optimizer)
-        axes.set_xlabel("optimizer steps")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("held-out loss (nats per byte)")
-    panels[0].set_ylim(top=3.2)
-    panels[-1].legend(frameon=False, fontsize=8)
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    panels = figure.subplots(2, len(LEARNING_RATES), sharex=True, sharey="row")
+    colours = {PLAIN: "black"} | dict(zip((*SPREAD, *OTHERS), colormaps["tab20"].colors, strict=False))
+    for (top, bottom), optimizer in zip(panels.T, LEARNING_RATES, strict=True):
+        outcomes = {
+            run.gradients: outcome
+            for run in runs
+            if (run.optimizer, run.seed, run.num_workers) == (optimizer, 0, 2)
+            and (outcome := store.load(run)) is not None
+        }
+        plain = outcomes[PLAIN]["held_out_losses"]
+        for gradients, outcome in outcomes.items():
+            losses = outcome["held_out_losses"]
+            differences = [100 * (loss / yardstick - 1) for loss, yardstick in zip(losses, plain, strict=True)]
+            for axes, values in ((top, losses), (bottom, differences)):
+                width = 2.5 if gradients == PLAIN else 1.3
+                axes.plot(
+                    outcome["evaluated_steps"], values, label=gradients, color=colours[gradients], linewidth=width
+                )
+        top.set_title(optimizer)
+        bottom.set_xlabel("optimizer steps")
+        for axes in (top, bottom):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.3)
+    panels[0, 0].set_ylabel("held-out loss (nats per byte)")
+    panels[0, 0].set_ylim(top=3.2)
+    panels[1, 0].set_ylabel("difference to plain DDP (%)")
+    panels[1, 0].set_ylim(-3, 10)
+    panels[0, -1].legend(frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
