@@ -6,10 +6,10 @@ from typing import Any
 
 from thinwire.demo.display import label
 from thinwire.demo.modes import COMPUTE_ONLY
+from thinwire.demo.result import NUM_LOSS_STEPS
 
 _COMPUTE_COLOUR = "#9aa5b1"
 _COLOURS = {"compute_only": "#9aa5b1", "ddp": "#d1495b", "ddp_fp16": "#edae49", "topk": "#00798c", "onebit": "#30638e"}
-_NUM_SMOOTHED_STEPS = 3
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -47,7 +47,7 @@ def _draw_steps(axes: Any, result: dict[str, Any]) -> None:
         axes.text(seconds + 0.01 * longest, place, note, va="center", fontsize=9)
     axes.set_yticks(range(len(modes)), [label(mode) for mode in modes])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.5 * longest)
+    axes.set_xlim(0, 1.6 * longest)
     axes.set_xlabel("median step (s): compute in grey, what the exchange adds in colour")
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -60,13 +60,12 @@ def _draw_losses(axes: Any, result: dict[str, Any]) -> None:
         clock = list(accumulate(figures["seconds_of_steps"]))
         losses = figures["losses_of_steps"]
         smooth = [
-            sum(losses[max(0, i + 1 - _NUM_SMOOTHED_STEPS) : i + 1]) / min(i + 1, _NUM_SMOOTHED_STEPS)
-            for i in range(len(losses))
+            sum(losses[max(0, i + 1 - NUM_LOSS_STEPS) : i + 1]) / min(i + 1, NUM_LOSS_STEPS) for i in range(len(losses))
         ]
         axes.plot(clock, smooth, color=_COLOURS.get(mode), label=label(mode), linewidth=2)
         axes.plot(clock[-1], smooth[-1], "o", color=_COLOURS.get(mode))
     axes.set_xlabel("time spent training (s)")
-    axes.set_ylabel(f"training loss (nats per byte, mean of {_NUM_SMOOTHED_STEPS} steps)")
+    axes.set_ylabel(f"training loss (nats per byte, mean of {NUM_LOSS_STEPS} steps)")
     axes.set_title(f"the same {result['steps']} steps, each mode on its own clock", fontsize=10)
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
