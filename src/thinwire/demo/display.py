@@ -36,7 +36,8 @@ def progress(console: Console, recorder: Recorder) -> Iterator[Callable[[Event],
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
     )
-    with Progress(*columns, console=console) as bars:
+    # Redrawing costs CPU time that the workers are measured on.
+    with Progress(*columns, console=console, refresh_per_second=2) as bars:
         tasks = {
             mode: bars.add_task(label(mode), total=recorder.job.num_steps, figures="") for mode in recorder.job.modes
         }
