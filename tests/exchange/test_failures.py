@@ -8,13 +8,15 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch.distributed as dist
 
 from tests.exchange.given import attach, given_ddp, given_gradients
-from tests.ranks import fresh_ranks, on_ranks
+from tests.ranks import fresh_ranks
 from thinwire.compress import Compressor, Identity, register
 
 TIMEOUT_SECONDS = 5.0
@@ -22,17 +24,6 @@ FAULTY_RANK, FAULTY_STEP = 1, 2
 NAMES_STEP_UNIT_AND_TASK = re.compile(
     rf"failed at step {FAULTY_STEP}, unit (\w+\[\d+:\d+\]|of \d+ uncompressed elements).*, in \w+@\w+: \w+: ."
 )
-
-
-def attach_once(rank: int) -> None:
-    for spec in ("onebit", "randomk(ratio=0.2)"):
-        attach(given_ddp(), spec).detach()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_kernels() -> None:
-    """Compiling may take longer than the short timeouts here; what is compiled stays on disk for all processes."""
-    on_ranks(1, attach_once)
 
 
 @dataclass
@@ -47,7 +38,9 @@ class Failed:
 
 def train(rank: int, spec: str, scheme: str, at_fault) -> Failed | None:
     """Train until backward raises; the faulty rank calls ``at_fault`` in the middle of one backward."""
-    ddp = given_ddp()
+    attach(given_ddp(), spec, scheme=scheme).detach()  # compiles; may take longer than the short timeout allows
+    dist.barrier()
+    ddp = given_ddp(process_group=dist.new_group(timeout=timedelta(seconds=TIMEOUT_SECONDS)))
     attach(ddp, spec, scheme=scheme)
     running = {"step": 0}
 
@@ -94,7 +87,7 @@ def hang() -> None:
     ids=["killed", "ended", "hanging"],
 )
 def test_a_rank_that_is_gone(spec, scheme, at_fault):
-    results = fresh_ranks(3, train, spec, scheme, at_fault, timeout_seconds=TIMEOUT_SECONDS, may_fail=True)
+    results = fresh_ranks(3, train, spec, scheme, at_fault, may_fail=True)
     for rank, (problem, failed) in enumerate(results):
         if rank != FAULTY_RANK:
             assert problem is None, problem
@@ -131,7 +124,7 @@ def train_with_failing_compressor(rank: int) -> Failed | None:
 
 
 def test_a_compressor_that_raises_on_one_rank():
-    for rank, (_, failed) in enumerate(fresh_ranks(3, train_with_failing_compressor, timeout_seconds=TIMEOUT_SECONDS)):
+    for rank, (_, failed) in enumerate(fresh_ranks(3, train_with_failing_compressor)):
         assert NAMES_STEP_UNIT_AND_TASK.search(failed.message)
         assert failed.seconds < TIMEOUT_SECONDS + 5
         assert failed.again_seconds < 1
@@ -146,9 +139,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import thinwire
 
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(sys.argv[1])))
+dist.init_process_group("gloo")
 rank = dist.get_rank()
-ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), bucket_cap_mb=0.01)
+dist.barrier()
+group = dist.new_group(timeout=datetime.timedelta(seconds=float(sys.argv[1])))
+model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+ddp = DistributedDataParallel(model, bucket_cap_mb=0.01, process_group=group)
 thinwire.attach(ddp, "onebit", scheme="alltoall", chunk_bytes=4096)
 for step in range(4):
     if step == 2:
@@ -179,7 +175,7 @@ def test_a_script_that_catches_nothing_ends(tmp_path: Path):
     try:
         assert ranks[0].stdout.readline() == "next\n"
         _, errors = ranks[0].communicate(timeout=TIMEOUT_SECONDS + 5)
-        assert ranks[0].returncode == 1
+        assert ranks[0].returncode != 0
         assert "gradient exchange failed at step 2, unit " in errors
         assert ranks[1].wait() == -signal.SIGKILL
     finally:

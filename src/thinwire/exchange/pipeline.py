@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -122,6 +123,8 @@ class Exchange:
         self._lanes = [Lane() for _ in phase_groups]
         self._pool = WorkerPool(num_threads)
         self._lock = threading.Lock()
+        self._num_under_way = 0  # collectives
+        self._all_ended = threading.Condition(self._lock)
         self._run: _StepRun | None = None
         self._failure: ExchangeError | None = None
 
@@ -138,7 +141,7 @@ class Exchange:
             ExchangeError: if the exchange has failed before.
         """
         if self._failure is not None:
-            raise self._failure
+            self._raise_failure()
         step = self._run or self._begin_step()
         buffer, is_last = bucket.buffer(), bucket.is_last()
         plan = None if buffer.is_sparse or self.step < self._start_step else self._plan_of(bucket)
@@ -179,12 +182,14 @@ class Exchange:
         if not buffer.is_sparse:
             step.figures.uncompressed_bytes += self._allreduce_bytes(buffer)
         with self._lock:
-            if self._failure is not None:  # too late for _fail to end this bucket
-                raise self._failure
-            step.buckets.append(run)
-            step.num_open += 1
-            if is_last:
-                step.backward_ended = time.perf_counter()
+            failed = self._failure is not None
+            if not failed:
+                step.buckets.append(run)
+                step.num_open += 1
+                if is_last:
+                    step.backward_ended = time.perf_counter()
+        if failed:  # too late for _give_up to end this bucket
+            self._raise_failure()
         return run
 
     def _plan_of(self, bucket: GradBucket) -> BucketPlan:
@@ -218,15 +223,12 @@ class Exchange:
             run.step.figures.payload_bytes += self._allreduce_bytes(values)
         label = f"of {values.numel()} uncompressed elements"
 
-        def arrived(future: "Future[object]") -> None:
-            with self._failing(run.step, label, "allreduce@flat"):
-                future.value()
-                finish()
-                # Errors are kept or dropped for the whole step, so an Inf or NaN counts wherever it is.
-                self._part_done(run, not self._compresses or _is_finite(values))
+        def arrived() -> None:
+            finish()
+            # Errors are kept or dropped for the whole step, so an Inf or NaN counts wherever it is.
+            self._part_done(run, not self._compresses or _is_finite(values))
 
-        with self._failing(run.step, label, "allreduce@flat"):
-            comm.allreduce(self._group, values).add_done_callback(arrived)
+        self._start(run.step, label, "allreduce@flat", partial(comm.allreduce, self._group, values), arrived)
 
     def _allreduce_bytes(self, values: Tensor) -> int:
         return 2 * (self._size - 1) * values.numel() * values.element_size() // self._size
@@ -241,16 +243,36 @@ class Exchange:
             self._pool.submit(partial(self._compute, run, step), priority=isinstance(step, Decode))
 
     def _transfer(self, run: _UnitRun, transfer: Transfer) -> None:
-        if self._failure is not None:
-            return
+        self._start(run.bucket.step, run.unit.label, transfer.task, transfer.start, partial(self._step_done, run))
+
+    def _start(
+        self, step: _StepRun, unit: str, task: str, start: Callable[[], "Future[object]"], then: Callable[[], None]
+    ) -> None:
+        """Start a collective, unless the exchange has failed; ``then`` follows in the backend's thread."""
 
         def arrived(future: "Future[object]") -> None:
-            with self._failing(run.bucket.step, run.unit.label, transfer.task):
+            with self._failing(step, unit, task):
                 future.value()
-                self._step_done(run)
+                then()
+            self._ended(step)
 
-        with self._failing(run.bucket.step, run.unit.label, transfer.task):
-            transfer.start().add_done_callback(arrived)
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._num_under_way += 1
+        try:
+            future = start()
+        except Exception as error:
+            self._fail(step, unit, task, error)
+            self._ended(step)
+        else:
+            future.add_done_callback(arrived)
+
+    def _ended(self, step: _StepRun) -> None:
+        with self._lock:
+            self._num_under_way -= 1
+            self._all_ended.notify_all()
+        self._give_up(step)
 
     def _compute(self, run: _UnitRun, task: Encode | Decode) -> None:
         if self._failure is not None:
@@ -335,9 +357,26 @@ class Exchange:
             if self._failure is None:
                 self._failure = ExchangeError(step.context.step, unit, task, cause)
                 self._failure.__cause__ = cause
+        self._give_up(step)
+
+    def _give_up(self, step: _StepRun) -> None:
+        """If the exchange has failed, let backward raise, once no collective is under way.
+
+        Each ends within the group's timeout. One that ended later, after backward has raised and the user's script with
+        it, would call back into an interpreter that is shutting down, which aborts the process.
+        """
+        with self._lock:
+            if self._failure is None or self._num_under_way:
+                return
             buckets = list(step.buckets)
         for bucket in buckets:
             self._finish(bucket)
+
+    def _raise_failure(self) -> NoReturn:
+        with self._lock:
+            self._all_ended.wait_for(lambda: not self._num_under_way)
+        assert self._failure is not None
+        raise self._failure
 
 
 def _gradients(bucket: GradBucket) -> list[Tensor]:
