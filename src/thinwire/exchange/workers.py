@@ -26,10 +26,14 @@ class WorkerPool:
         self._queue.put((priority, next(self._count), work))
 
     def close(self) -> None:
-        """End the threads once all submitted work is done."""
+        """End the threads once all submitted work is done, and wait for that."""
         for _ in self._threads:
             self._queue.put((1 << 62, next(self._count), None))
+        for thread in self._threads:
+            thread.join()
 
     def _serve(self) -> None:
         while (work := self._queue.get()[2]) is not None:
             work()
+            # What work refers to, process groups too, must not end its days in this thread.
+            del work
