@@ -20,6 +20,7 @@ from typing import Any
 _CONTEXT = mp.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "numba", "thinwire"])
 _STAYING: dict[int, "_Ranks"] = {}
+_MAX_CALLS = 12  # the process groups that tests leave behind have threads that wake up a hundred times a second
 
 
 def on_ranks(world_size: int, function: Callable[..., Any], *args: Any, limit_seconds: float = 60.0) -> list[Any]:
@@ -28,6 +29,8 @@ def on_ranks(world_size: int, function: Callable[..., Any], *args: Any, limit_se
     Raises:
         AssertionError: with the tracebacks of the ranks that failed or did not end in time.
     """
+    if world_size in _STAYING and _STAYING[world_size].num_calls >= _MAX_CALLS:
+        _STAYING.pop(world_size).close()
     if world_size not in _STAYING:
         _STAYING[world_size] = _Ranks(world_size, timeout_seconds=60.0)
     results = _STAYING[world_size].call(function, args, limit_seconds)
@@ -68,6 +71,7 @@ def _failures(results: list[tuple[str | None, Any]]) -> str:
 
 class _Ranks:
     def __init__(self, world_size: int, timeout_seconds: float) -> None:
+        self.num_calls = 0
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         self._pipes: list[Connection] = []
@@ -83,6 +87,7 @@ class _Ranks:
             self._processes.append(process)
 
     def call(self, function: Callable[..., Any], args: Any, limit_seconds: float) -> list[tuple[str | None, Any]]:
+        self.num_calls += 1
         for pipe in self._pipes:
             with suppress(OSError):  # it has died, which the loop below finds
                 pipe.send((function, args))

@@ -58,7 +58,13 @@ ON_ONE_RANK = {
 }
 
 
+def worker_threads() -> set[threading.Thread]:
+    """Those of all exchanges in this process; earlier tests may have left some."""
+    return {t for t in threading.enumerate() if t.name.startswith("thinwire")}
+
+
 def answers_to_differing_settings(rank: int) -> dict[str, str]:
+    threads_before = worker_threads()
     ddp = given_ddp()
     answers = {}
     for kind, (specs, settings, _, _) in DIFFERING.items():
@@ -71,7 +77,7 @@ def answers_to_differing_settings(rank: int) -> dict[str, str]:
         answers[kind] = str(refused.value)
     # Nothing is left of all that; what only concerns a machine may differ.
     assert not ddp._comm_hooks
-    assert not any(t.name.startswith("thinwire") for t in threading.enumerate())
+    assert worker_threads() == threads_before
     sync = attach(ddp, TOPK, num_threads=1 + rank)
     exchanged(ddp, given_gradients(rank, 0))
     assert sync.step == 1
@@ -153,6 +159,7 @@ WRONG = {
 
 
 def answers_to_wrong_settings(rank: int) -> dict[str, tuple[str, str]]:
+    threads_before = worker_threads()
     answers = {}
     for kind, (arguments, error, _) in WRONG.items():
         settings = dict(arguments)
@@ -163,7 +170,7 @@ def answers_to_wrong_settings(rank: int) -> dict[str, tuple[str, str]]:
             attach(module, **settings)
         assert list(getattr(module, "_comm_hooks", ())) == hooks
         answers[kind] = str(refused.value)
-    assert not any(t.name.startswith("thinwire") for t in threading.enumerate())
+    assert worker_threads() == threads_before
     return answers
 
 
