@@ -6,6 +6,7 @@ What compression dropped is kept by whoever calls it (see :mod:`thinwire.compres
 """
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar
@@ -36,6 +37,11 @@ def payload_part(payloads: Tensor, start: int, stop: int, dtype: torch.dtype) ->
     if payloads.dim() == 2 and payloads.shape[0] == 1:  # the stride of a single row is arbitrary; view would check it
         return payloads[0, start:stop].view(dtype).unsqueeze(0)
     return payloads[..., start:stop].view(dtype)
+
+
+def num_selected(ratio: float, numel: int) -> int:
+    """How many of ``numel`` elements a sparsifier sends: ``ratio`` of them, half rounded up, but at least one."""
+    return min(numel, max(1, math.floor(ratio * numel + 0.5)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,12 @@
 """Random-k: values at places that all ranks draw alike, so that only values travel and payloads can be added."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.base import Compressor, Key, payload_part
+from thinwire.compress.base import Compressor, Key, num_selected, payload_part
 from thinwire.compress.registry import register
 from thinwire.kernels import strata_put_, strata_take
 
@@ -59,7 +58,7 @@ class RandomK(Compressor):
 
     def num_values(self, numel: int) -> int:
         """How many elements of a vector of ``numel`` travel."""
-        return min(numel, max(1, math.floor(self.ratio * numel + 0.5)))
+        return num_selected(self.ratio, numel)
 
     def encode(self, x: Tensor, payload: Tensor, key: Key, *, weight: float = 1.0) -> None:
         self._take(x, None, None, payload, key, 1.0, weight)

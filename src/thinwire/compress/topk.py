@@ -1,13 +1,12 @@
 """The elements of largest magnitude, with their indices."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.base import Compressor, Key, payload_part
+from thinwire.compress.base import Compressor, Key, num_selected, payload_part
 from thinwire.compress.registry import register
 from thinwire.kernels import scatter_add_, topk_encode
 
@@ -41,7 +40,7 @@ class TopK(Compressor):
 
     def num_values(self, numel: int) -> int:
         """How many elements of a vector of ``numel`` are sent."""
-        return min(numel, max(1, math.floor(self.ratio * numel + 0.5)))
+        return num_selected(self.ratio, numel)
 
     def payload_nbytes(self, numel: int) -> int:
         return self.num_values(numel) * (_index_dtype(numel).itemsize + self._value_dtype.itemsize)
