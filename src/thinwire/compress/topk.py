@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.compress.base import Compressor, Key, num_selected, payload_part
 from thinwire.compress.registry import register
-from thinwire.kernels import scatter_add_, topk_encode
+from thinwire.kernels import topk_decode_sum, topk_encode
 
 _VALUE_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 _INT32_MAX = torch.iinfo(torch.int32).max
@@ -51,8 +51,7 @@ class TopK(Compressor):
 
     def decode(self, payloads: Tensor, out: Tensor, key: Key) -> None:
         indices, values = self._parts(payloads)
-        out.zero_()
-        scatter_add_(out, indices, values)
+        topk_decode_sum(indices, values, out)
 
     def is_finite(self, payloads: Tensor) -> bool:
         _, values = self._parts(payloads)

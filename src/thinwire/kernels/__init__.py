@@ -5,7 +5,7 @@ from thinwire.kernels.dither import dither_decode_sum, dither_encode
 from thinwire.kernels.random import uniform_
 from thinwire.kernels.sign import num_scales, sign_decode_sum, sign_encode
 from thinwire.kernels.strata import strata_put_, strata_take
-from thinwire.kernels.topk import scatter_add_, topk_encode
+from thinwire.kernels.topk import topk_decode_sum, topk_encode
 
 __all__ = [
     "blockscale_decode_sum",
@@ -13,11 +13,11 @@ __all__ = [
     "dither_decode_sum",
     "dither_encode",
     "num_scales",
-    "scatter_add_",
     "sign_decode_sum",
     "sign_encode",
     "strata_put_",
     "strata_take",
+    "topk_decode_sum",
     "topk_encode",
     "uniform_",
 ]

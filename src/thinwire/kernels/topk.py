@@ -1,4 +1,4 @@
-"""The k elements of largest magnitude, exactly; and adding such sparse vectors up."""
+"""The k elements of largest magnitude, exactly; and what such sparse vectors add up to."""
 
 from torch import Tensor
 
@@ -53,19 +53,21 @@ def topk_encode(
         run(grad, error, new_error, indices, values, error_scale, weight)
 
 
-def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Add ``m`` sparse vectors to ``out``: ``out[indices[r, j]] += values[r, j]``, rows in order.
+def topk_decode_sum(indices: Tensor, values: Tensor, out: Tensor) -> None:
+    """Write the sum of ``m`` sparse vectors: ``values[r, j]`` at ``indices[r, j]``, and 0 where there is none.
 
     Args:
-        out: float32, 1-D, contiguous; added to.
-        indices: int32 or int64 ``[m, k]``; within a row no index twice (else the order of addition is not defined).
-        values: any float dtype ``[m, k]``; added in float32.
+        indices: int32 or int64 ``[m, k]``, rows contiguous and ascending; m ≥ 1.
+        values: any float dtype ``[m, k]``; added in float32, rows in order.
+        out: float32, 1-D, contiguous; overwritten.
 
     Raises:
         ValueError: if the shapes differ.
-        IndexError: if an index is outside ``out``; values before it may have been added.
+        IndexError: if indices do not ascend or lie outside ``out``, which holds garbage then.
     """
     expect_shape("values", values, *indices.shape)
     if indices.numel():
-        run = pick(out.device, cpu=cpu.scatter_add_, reference=reference.scatter_add_)
-        run(out, indices, as_float32(values))
+        run = pick(out.device, cpu=cpu.decode_sum, reference=reference.decode_sum)
+        run(indices, as_float32(values), out)
+    else:
+        out.zero_()

@@ -14,6 +14,8 @@ from numba import njit
 from torch import Tensor
 
 from thinwire.kernels.cpu.bits import lowest_bit, reaching_bits
+from thinwire.kernels.cpu.rows import flat_rows
+from thinwire.kernels.cpu.stream import settle, stream
 
 TILE = 2048  # elements that stay in the L1 cache; a multiple of 64
 RUN = 16  # neighbours sampled together: a cache line
@@ -52,8 +54,11 @@ def encode(
         _keep_rest(new_error.numpy(), indices.numpy(), selected.numpy(), sent.numpy(), weight)
 
 
-def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    _scatter_add_(out.numpy(), indices.numpy(), values.numpy())
+def decode_sum(indices: Tensor, values: Tensor, out: Tensor) -> None:
+    rows, width = indices.shape
+    flat_indices, index_stride = flat_rows(indices)
+    flat_values, value_stride = flat_rows(values)
+    _decode_sum(flat_indices, index_stride, flat_values, value_stride, rows, width, out.numpy())
 
 
 @njit(nogil=True, cache=True)
@@ -188,10 +193,23 @@ def _keep_rest(new_error, indices, selected, sent, weight):  # type: ignore[no-u
 
 
 @njit(nogil=True, cache=True)
-def _scatter_add_(out, indices, values):  # type: ignore[no-untyped-def]
-    for r in range(indices.shape[0]):
-        for j in range(indices.shape[1]):
-            i = indices[r, j]
-            if i < 0 or i >= out.size:
-                raise IndexError("an index is outside the vector that it is to be added to")
-            out[i] += values[r, j]
+def _decode_sum(indices, index_stride, values, value_stride, rows, width, out):  # type: ignore[no-untyped-def]
+    tile, done = np.empty(TILE, np.float32), np.zeros(rows, np.int64)
+    for t in range(0, out.size, TILE):
+        stop = min(t + TILE, out.size)
+        tile[:] = 0
+        for r in range(rows):
+            j = done[r]
+            while j < width:
+                i = indices[r * index_stride + j]
+                if i >= stop:
+                    break
+                if i < t:
+                    raise IndexError("indices do not ascend from 0")
+                tile[i - t] += values[r * value_stride + j]
+                j += 1
+            done[r] = j
+        stream(tile, out[t:stop])
+    settle()
+    if np.any(done < width):
+        raise IndexError("an index is outside the vector")

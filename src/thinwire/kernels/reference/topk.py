@@ -30,6 +30,11 @@ def encode(
         new_error[indices] = (selected.double() - values.double() / weight).float()
 
 
-def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    for row_indices, row_values in zip(indices, values, strict=True):
+def decode_sum(indices: Tensor, values: Tensor, out: Tensor) -> None:
+    out.zero_()
+    for row_indices, row_values in zip(indices.long(), values, strict=True):
+        if (row_indices.diff() < 0).any() or (row_indices < 0).any():
+            raise IndexError("indices do not ascend from 0")
+        if (row_indices >= out.numel()).any():
+            raise IndexError("an index is outside the vector")
         out.index_add_(0, row_indices, row_values)
