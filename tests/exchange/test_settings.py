@@ -11,13 +11,13 @@ import thinwire
 from tests.exchange.given import SHAPES, Given, attach, bits, exchanged, given_ddp, given_gradients
 from tests.ranks import on_ranks
 from thinwire.compress import parse
-from thinwire.exchange.settings import Settings, uniform_strategy
+from thinwire.exchange.settings import Settings, strategy_by_name
 from thinwire.strategy import UNCOMPRESSED, Choice, Place, Strategy, flat_option
 
 
 def strategy_for(world_size: int, spec: str = "onebit", shapes: dict = SHAPES) -> Strategy:
     parameters = dict(Given(shapes).named_parameters())
-    return uniform_strategy(parameters, parse(spec), Settings(), world_size)
+    return strategy_by_name(parameters, {"*": parse(spec)}, Settings(), world_size)
 
 
 def edited(**choices: Choice) -> Strategy:
@@ -108,6 +108,8 @@ class FullyShardedDataParallel(nn.Linear):
 WRONG = {
     "unknown spec": ({"spec": "zip"}, ValueError, ["unknown compressor 'zip'", "known: bf16, "]),
     "spec is no spec": ({"spec": 0.01}, ValueError, ["spec string or an object, not float"]),
+    "pattern": ({"spec": {"frist": TOPK}}, ValueError, ["'frist' fits no", "there are first"]),
+    "pattern's spec": ({"spec": {"*": "zip"}}, ValueError, ["unknown compressor 'zip'"]),
     "unreadable": ({"spec": "topk(0.01"}, ValueError, ["cannot read compressor spec", "name(setting=value"]),
     "unknown setting": ({"spec": "topk(part=0.1)"}, ValueError, ["unknown setting part", "write topk(ratio="]),
     "ratio 0": ({"spec": "topk(ratio=0)"}, ValueError, ["topk(ratio=0)", "ratio", "at most 1"]),
@@ -236,10 +238,10 @@ def test_a_strategy_from_a_file_is_what_a_spec_would_do(tmp_path):
     assert on_ranks(2, strategy_files, str(tmp_path)) == [strategy_for(2).dumps()] * 2
 
 
-class TestUniformStrategy:
+class TestStrategyByName:
     def compressed(self, shapes: dict, **settings: object) -> set[str]:
         parameters = {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
-        strategy = uniform_strategy(parameters, parse(TOPK), Settings(**settings), 2)
+        strategy = strategy_by_name(parameters, {"*": parse(TOPK)}, Settings(**settings), 2)
         assert {n: c.numel for n, c in strategy.gradients.items()} == {n: p.numel() for n, p in parameters.items()}
         return {name for name, choice in strategy.gradients.items() if choice.option != UNCOMPRESSED}
 
@@ -254,18 +256,32 @@ class TestUniformStrategy:
         assert self.compressed(shapes, exclude=["embedding*", "*.1.*"]) == {"layers.0.weight"}
         assert self.compressed(shapes, exclude=["EMBEDDING*", "layers"]) == {*shapes}
 
+    def test_the_first_pattern_that_fits_counts(self):
+        parameters = {name: nn.Parameter(torch.zeros(64, 64)) for name in ("embedding", "a.weight", "b.weight", "rest")}
+        specs = {"embedding": "int8", "a.*": TOPK, "*.weight": "onebit"}
+        strategy = strategy_by_name(parameters, {n: parse(s) for n, s in specs.items()}, Settings(), 2)
+        kinds = {name: choice.compressor for name, choice in strategy.gradients.items()}
+        assert kinds == {"embedding": "int8", "a.weight": str(parse(TOPK)), "b.weight": "onebit", "rest": "none"}
+        assert strategy.gradients["rest"].option == UNCOMPRESSED
+
     def test_complex_gradients_travel_as_they_are(self):
         parameters = {"z": nn.Parameter(torch.zeros(64, 64, dtype=torch.complex64))}
-        strategy = uniform_strategy(parameters, parse(TOPK), Settings(), 2)
+        strategy = strategy_by_name(parameters, {"*": parse(TOPK)}, Settings(), 2)
         assert strategy.gradients["z"].option == UNCOMPRESSED
 
     @pytest.mark.parametrize(
         ("spec", "world_size", "scheme"),
-        [("fp16", 8, "allreduce"), ("onebit", 2, "allgather"), ("onebit", 64, "alltoall"), ("int8", 2, "alltoall")],
+        [
+            ("fp16", 8, "allreduce"),
+            ("onebit", 2, "allgather"),
+            ("onebit", 64, "alltoall"),
+            ("int8", 2, "allgather"),
+            ("int8", 3, "alltoall"),
+        ],
     )
     def test_scheme_follows_from_payload_and_ranks(self, spec, world_size, scheme):
         parameters = {"w": nn.Parameter(torch.zeros(64, 64))}
-        strategy = uniform_strategy(parameters, parse(spec), Settings(), world_size)
+        strategy = strategy_by_name(parameters, {"*": parse(spec)}, Settings(), world_size)
         assert strategy.gradients["w"].option == flat_option(scheme, Place.CPU)
 
 

@@ -66,7 +66,8 @@ def test_unknown_scheme_lists_the_known_ones() -> None:
         (False, 1 / 8, 2, "allgather"),
         (False, 1 / 8, 8, "allgather"),
         (False, 1 / 8, 9, "alltoall"),
-        (False, 1.0, 2, "alltoall"),
+        (False, 1.0, 2, "allgather"),
+        (False, 1.0, 3, "alltoall"),
         (False, 0.06, 16, "allgather"),
     ],
 )

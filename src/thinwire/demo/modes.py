@@ -19,8 +19,8 @@ DDP_FP16 = "ddp_fp16"
 SPECS = {"topk": "topk(ratio=0.01)", "onebit": "onebit"}
 """Modes with a short name; any other name is a thinwire spec itself."""
 
-UNCOMPRESSED = ("embedding.weight",)
-"""Sent as it is: 1 % of the parameters, which both reads bytes and writes logits, and learns before all others."""
+EMBEDDING = {"embedding.weight": "int8"}
+"""Compressed lightly: 1 % of the parameters, which both reads bytes and writes logits, and learns before all others."""
 
 
 @dataclass(slots=True)
@@ -43,9 +43,8 @@ class Contestant:
         if mode == DDP_FP16:
             ddp.register_comm_hook(None, fp16_compress_hook)
         elif mode not in (COMPUTE_ONLY, DDP):
-            sync = thinwire.attach(
-                ddp, SPECS.get(mode, mode), exclude=UNCOMPRESSED, start_step=job.num_uncompressed_steps
-            )
+            specs = EMBEDDING | {"*": SPECS.get(mode, mode)}
+            sync = thinwire.attach(ddp, specs, start_step=job.num_uncompressed_steps)
         optimizer = torch.optim.AdamW(ddp.parameters(), lr=job.learning_rate, fused=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: warmup_then_cosine(step, job.num_warmup_steps, job.num_steps)

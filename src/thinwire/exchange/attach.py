@@ -20,7 +20,7 @@ from thinwire.exchange.layout import Region
 from thinwire.exchange.memory import ErrorMemory
 from thinwire.exchange.pipeline import Exchange
 from thinwire.exchange.program import Unit
-from thinwire.exchange.settings import Settings, check_executable, uniform_strategy
+from thinwire.exchange.settings import Settings, check_executable, strategy_by_name
 from thinwire.strategy import UNCOMPRESSED, Choice, Strategy
 
 
@@ -43,7 +43,7 @@ class _Prepared:
 
 def attach(
     module: nn.Module,
-    spec: str | Compressor | None = None,
+    spec: str | Compressor | Mapping[str, str | Compressor] | None = None,
     *,
     strategy: str | Path | Strategy | None = None,
     scheme: str | None = None,
@@ -66,8 +66,10 @@ def attach(
 
     Args:
         module: a ``DistributedDataParallel``, also inside ``torch.compile``.
-        spec: a compressor for all gradients, like ``"topk(ratio=0.01)"``; ``thinwire compressors`` lists them. Sparse
-            gradients, and those of parameters that are frozen now, are all-reduced as they are.
+        spec: a compressor for all gradients, like ``"topk(ratio=0.01)"``; ``thinwire compressors`` lists them. Or one
+            for each pattern of parameter names, of which the first that fits counts:
+            ``{"*embedding*": "int8", "*": "topk(ratio=0.01)"}``. What fits none, sparse gradients, and those of
+            parameters that are frozen now, are all-reduced as they are.
         strategy: instead of ``spec``, what to do with each gradient: a :class:`thinwire.Strategy`, or its file.
         scheme: how payloads cross the network: ``allreduce``, ``reduce_scatter`` (reducible compressors only),
             ``allgather``, or ``alltoall`` (two-way: each rank is the server of a part, and compresses again). None
@@ -182,7 +184,7 @@ def _check_free(ddp: DistributedDataParallel) -> None:
 
 def _prepare(
     parameters: Mapping[str, nn.Parameter],
-    spec: str | Compressor | None,
+    spec: str | Compressor | Mapping[str, str | Compressor] | None,
     strategy: str | Path | Strategy | None,
     settings: Settings,
     world_size: int,
@@ -196,12 +198,12 @@ def _prepare(
         if not p.is_floating_point() and not p.is_complex():
             raise TypeError(f"parameter {name!r} is of {p.dtype}; gradients must be floating-point or complex")
     compressors: dict[str, Compressor] = {"none": parse("none")}
-    if strategy is None:
-        assert spec is not None
-        compressor = parse(spec)
-        compressors[str(compressor)] = compressor
-        plan = uniform_strategy(parameters, compressor, settings, world_size)
+    if spec is not None:
+        by_name = {n: parse(s) for n, s in spec.items()} if isinstance(spec, Mapping) else {"*": parse(spec)}
+        compressors.update({str(c): c for c in by_name.values()})
+        plan = strategy_by_name(parameters, by_name, settings, world_size)
     else:
+        assert strategy is not None
         if settings.scheme is not None:
             raise ValueError(f"scheme={settings.scheme!r} has no effect beside strategy=..., which says it for each")
         plan = strategy if isinstance(strategy, Strategy) else Strategy.load(strategy)

@@ -31,14 +31,14 @@ class ErrorMemory:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._entries: dict[tuple[Region, int], ErrorFeedback] = {}
         self._saved: list[SavedError] = []  # restored, but not asked for yet
 
     def of(self, region: Region, stage: int) -> ErrorFeedback:
         """The error feedback of a region at a stage."""
         if (entry := self._entries.get((region, stage))) is None:
-            entry = self._entries[region, stage] = ErrorFeedback(region.numel, self._device)
+            entry = self._entries[region, stage] = ErrorFeedback(region.numel, self.device)
             self._restore(region, stage, entry)
         return entry
 
@@ -75,10 +75,10 @@ class ErrorMemory:
             found += _slices(s, region.start, region.stop)
         self._saved = kept
         unit = found[0].unit if found else 1.0
-        error = torch.zeros(region.numel, device=self._device)
+        error = torch.zeros(region.numel, device=self.device)
         for s in found:
             start, stop = s.region.start - region.start, s.region.stop - region.start
-            error[start:stop] = s.error.to(self._device) * (unit / s.unit)
+            error[start:stop] = s.error.to(self.device) * (unit / s.unit)
         entry.load(error, unit)
 
 

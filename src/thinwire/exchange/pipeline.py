@@ -118,6 +118,7 @@ class Exchange:
         self._group, self._size, self._rank = group, group.size(), group.rank()
         self._make_unit, self.max_numel = make_unit, max_numel
         self._start_step, self._error_units = start_step, error_units
+        self._timeout_seconds = comm.timeout_of(group, memory.device).total_seconds()
         self._compresses = any(choice.option.compresses for choice in choices.values())
         self._plans: dict[int, tuple[Sequence[str], BucketPlan]] = {}
         self._lanes = [Lane() for _ in phase_groups]
@@ -374,7 +375,7 @@ class Exchange:
 
     def _raise_failure(self) -> NoReturn:
         with self._lock:
-            self._all_ended.wait_for(lambda: not self._num_under_way)
+            self._all_ended.wait_for(lambda: not self._num_under_way, self._timeout_seconds)
         assert self._failure is not None
         raise self._failure
 

@@ -56,35 +56,59 @@ def _check_integer(name: str, value: object, lowest: int) -> None:
         raise ValueError(f"{name}={value!r}; allowed: whole numbers from {lowest}")
 
 
-def uniform_strategy(
-    parameters: Mapping[str, nn.Parameter], compressor: Compressor, settings: Settings, world_size: int
+def strategy_by_name(
+    parameters: Mapping[str, nn.Parameter],
+    compressors: Mapping[str, Compressor],
+    settings: Settings,
+    world_size: int,
 ) -> Strategy:
-    """The strategy that gives every gradient worth compressing the same compressor and scheme.
+    """The strategy that gives every gradient worth compressing the compressor of the first pattern that its name fits.
 
-    Left out, and all-reduced as they are: gradients under ``min_numel`` elements, vectors (unless
-    ``compress_vectors``), those whose name matches a pattern of ``exclude``, and those of complex parameters.
+    Left out, and all-reduced as they are: gradients that fit no pattern, those under ``min_numel`` elements, vectors
+    (unless ``compress_vectors``), those whose name matches a pattern of ``exclude``, and those of complex parameters.
+
+    Args:
+        parameters: by name.
+        compressors: by pattern of names; ``*`` fits all.
+        settings: what else the user has set.
+        world_size: number of ranks.
+
+    Raises:
+        ValueError: for a pattern that fits no parameter, which is most likely misspelt.
     """
-    compressed = compressor.id != "none"
+    for pattern in compressors:
+        if parameters and not any(fnmatchcase(name, pattern) for name in parameters):
+            names = ", ".join(list(parameters)[:5]) + (", ..." if len(parameters) > 5 else "")
+            raise ValueError(f"pattern {pattern!r} fits no trainable parameter; there are {names}")
+    schemes = {pattern: _scheme(compressor, settings, world_size) for pattern, compressor in compressors.items()}
+
+    def choice(name: str, parameter: nn.Parameter) -> Choice:
+        pattern = next((pattern for pattern in compressors if fnmatchcase(name, pattern)), None)
+        if pattern is None or _left_out(name, parameter, settings):
+            return Choice(numel=parameter.numel())
+        compressor = compressors[pattern]
+        option = flat_option(schemes[pattern], Place.CPU, compressed=compressor.id != "none")
+        return Choice(numel=parameter.numel(), option=option, compressor=str(compressor))
+
+    return Strategy(world_size=world_size, gradients={n: choice(n, p) for n, p in parameters.items()})
+
+
+def _scheme(compressor: Compressor, settings: Settings, world_size: int) -> str:
     typical = 1 << 20
-    scheme = settings.scheme or choose_scheme(
+    return settings.scheme or choose_scheme(
         reducible=compressor.reducible,
         payload_bytes_per_element=compressor.payload_nbytes(typical) / typical,
         world_size=world_size,
     )
-    option = flat_option(scheme, Place.CPU, compressed=compressed)
 
-    def choice(name: str, parameter: nn.Parameter) -> Choice:
-        excluded = (
-            parameter.numel() < max(settings.min_numel, 1)
-            or (parameter.dim() < 2 and not settings.compress_vectors)
-            or not parameter.is_floating_point()
-            or any(fnmatchcase(name, pattern) for pattern in settings.exclude)
-        )
-        if excluded:
-            return Choice(numel=parameter.numel())
-        return Choice(numel=parameter.numel(), option=option, compressor=str(compressor))
 
-    return Strategy(world_size=world_size, gradients={n: choice(n, p) for n, p in parameters.items()})
+def _left_out(name: str, parameter: nn.Parameter, settings: Settings) -> bool:
+    return (
+        parameter.numel() < max(settings.min_numel, 1)
+        or (parameter.dim() < 2 and not settings.compress_vectors)
+        or not parameter.is_floating_point()
+        or any(fnmatchcase(name, pattern) for pattern in settings.exclude)
+    )
 
 
 def check_executable(strategy: Strategy, compressors: Mapping[str, Compressor], max_numel: int) -> None:

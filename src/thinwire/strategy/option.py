@@ -129,9 +129,10 @@ def choose_scheme(*, reducible: bool, payload_bytes_per_element: float, world_si
     """The scheme that suits a compressor when the user names none.
 
     Payloads that can be summed go through an all-reduce. Others through an all-gather, which compresses only once,
-    as long as the n payloads that every rank receives and decodes come to no more than one byte per element (a quarter
-    of the gradient itself); else through the two-way all-to-all, whose traffic does not grow with n.
+    as long as the n payloads that every rank decodes come to no more than one byte per element (a quarter of the
+    gradient itself); else through the two-way all-to-all, whose traffic does not grow with n. Between two ranks both
+    send as much.
     """
     if reducible:
         return "allreduce"
-    return "allgather" if world_size * payload_bytes_per_element <= 1.0 else "alltoall"
+    return "allgather" if world_size <= 2 or world_size * payload_bytes_per_element <= 1.0 else "alltoall"
