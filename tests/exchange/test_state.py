@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.exchange.given import SHAPES, attach, bits, errors_of, exchanged, given_ddp, given_gradients
 from tests.ranks import fresh_ranks, on_ranks
+from thinwire.strategy import Option
 
 ONE_WAY, TWO_WAY = {"spec": "onebit", "scheme": "allgather"}, {"spec": "onebit", "scheme": "alltoall"}
 STOCHASTIC = {"spec": "linear_dithering(bits=2)", "scheme": "alltoall", "error_feedback": True}
@@ -136,6 +137,27 @@ def test_one_way_errors_are_each_ranks_own_under_other_chunks():
     for before, after in zip(old["ranks"], loaded["ranks"], strict=True):
         alone = [{"ranks": [saved]} for saved in (before, after)]
         assert bits(pending(alone[0])) == bits(pending(alone[1]))
+
+
+def resume_where_only_servers_compress(rank: int, state: dict) -> None:
+    ddp = given_ddp()
+    flat = attach(ddp, **ONE_WAY)
+    flat.detach()
+    option = Option.parse("reduce_scatter@flat > encode@cpu > allgather@flat > decode@cpu")
+    gradients = {
+        name: choice.model_copy(update={"option": option}) if choice.option.compresses else choice
+        for name, choice in flat.strategy.gradients.items()
+    }
+    sync = attach(ddp, strategy=flat.strategy.model_copy(update={"gradients": gradients}))
+    with pytest.raises(ValueError, match=r"cannot be shared out anew.*workers keep none"):
+        sync.load_state_dict(state)
+    assert sync.step == 0
+    assert errors_of(sync) == {}
+    sync.detach()
+
+
+def test_errors_that_nobody_would_send_are_refused():
+    on_ranks(2, resume_where_only_servers_compress, on_ranks(3, run, 2, TWO_WAY)[0])
 
 
 def refusals(rank: int) -> dict[str, tuple[str, bool]]:

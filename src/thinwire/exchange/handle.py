@@ -11,7 +11,7 @@ from torch.futures import Future
 
 from thinwire import comm
 from thinwire.exchange import state
-from thinwire.exchange.memory import WORKER, fold
+from thinwire.exchange.memory import WORKER, SavedError, fold
 from thinwire.exchange.pipeline import Exchange
 from thinwire.exchange.program import error_stages
 from thinwire.exchange.state import RankState
@@ -128,6 +128,7 @@ class Sync:
             errors = mine[0].errors
         elif len(states) == old_size:
             errors = list(fold([s.errors for s in states], numels))
+            self._check_taken_over(errors)
         else:
             raise ValueError(
                 f"this state was saved with {old_size} ranks or with other settings; to share its errors out anew, "
@@ -144,6 +145,16 @@ class Sync:
             for e in saved.errors
             if e.stage != WORKER
         )
+
+    def _check_taken_over(self, errors: Sequence[SavedError]) -> None:
+        """Refuse errors shared out to workers where only servers compress: they would never be sent."""
+        for e in errors:
+            option = self.strategy.gradients[e.region.name].option
+            if option.compresses and WORKER not in error_stages(option) and bool(e.error.any()):
+                raise ValueError(
+                    f"pending errors of {e.region.name} cannot be shared out anew: with {str(option)!r} "
+                    "workers keep none. Resume with as many ranks as before, or with an option that encodes first"
+                )
 
     def __repr__(self) -> str:
         gradients = self.strategy.gradients.values()
