@@ -84,6 +84,8 @@ def test_compressors_as_a_table() -> None:
         (["--delay", "soon"], ["delay", "'soon'", "us"]),
         (["--loss", "100%"], ["loss", "below 100%"]),
         (["--workers", "0"], ["workers", "1 to 250"]),
+        (["--timeout", "nan"], ["timeout", "above 0"]),
+        (["--timeout", "-1"], ["timeout", "above 0"]),
     ],
 )
 def test_lab_mistakes_are_one_line(arguments: list[str], words: list[str]) -> None:
@@ -130,7 +132,12 @@ def test_lab_json_has_stdout_for_itself() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--rate", "fast"], ["rate", "'fast'"]), (["--workers", "1"], ["workers"]), (["--steps", "7"], ["steps"])],
+    [
+        (["--rate", "fast"], ["rate", "'fast'"]),
+        (["--workers", "1"], ["workers"]),
+        (["--steps", "7"], ["steps"]),
+        (["--out", __file__], ["test_cli.py", "exists"]),
+    ],
 )
 def test_demo_mistakes_are_one_line(arguments: list[str], words: list[str]) -> None:
     assert_one_line_of_error(run("demo", *arguments), 2, *words)

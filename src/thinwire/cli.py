@@ -87,7 +87,7 @@ def demo(
     from thinwire.lab import LabUnavailable
 
     _exit_on_signals()
-    with _failing_with(2, ValueError), _failing_with(1, WorkerError, LabUnavailable):
+    with _failing_with(2, ValueError, FileExistsError), _failing_with(1, WorkerError, LabUnavailable):
         run(workers=workers, rate=rate, steps=steps, out=out, as_json=as_json, quick=quick)
 
 
@@ -116,6 +116,8 @@ def lab(
 
     _exit_on_signals()
     with _failing_with(2, ValueError):
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise ValueError(f"timeout is {timeout:g} seconds; allowed is any time above 0")
         network = Lab(num_workers=workers, shape=LinkShape.parse(rate=rate, delay=delay, loss=loss))
     with _failing_with(1, LabUnavailable, FileNotFoundError, TimeoutError), network:
         status = network.run(command, timeout_seconds=timeout, on_line=_to_stderr if as_json else None)

@@ -122,3 +122,9 @@ def test_empty():
     memory = ErrorFeedback(0)
     assert step(memory, torch.empty(0)).numel() == 0
     assert memory.error.numel() == 0
+
+
+def test_an_error_that_was_never_written_has_no_unit():
+    memory, grad = ErrorFeedback(4), torch.tensor([4.0, 3, 2, 1])
+    assert step(memory, grad, unit=1e45).tolist() == [4, 0, 0, 0]
+    assert memory.error.tolist() == [0, 3, 2, 1]

@@ -67,7 +67,8 @@ def given_ddp(shapes: Mapping[str, Sequence[int]] = SHAPES, **settings: Any) -> 
 
 
 def attach(ddp: nn.Module, spec: str | None = None, **settings: Any) -> thinwire.Sync:
-    return thinwire.attach(ddp, spec, **{"min_numel": 64, "chunk_bytes": CHUNK_BYTES, "num_threads": 2, **settings})
+    small = {} if "strategy" in settings else {"min_numel": 64}  # a strategy says it for each gradient
+    return thinwire.attach(ddp, spec, **small | {"chunk_bytes": CHUNK_BYTES, "num_threads": 2} | settings)
 
 
 def exchanged(ddp: DistributedDataParallel, gradients: Gradients) -> dict[str, Tensor]:

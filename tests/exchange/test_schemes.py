@@ -150,6 +150,8 @@ def test_every_compressor_is_here():
 @pytest.mark.parametrize("feedback", [True, False], ids=["feedback", "plain"])
 @pytest.mark.parametrize(("spec", "scheme"), [(s, scheme) for s in SPECS for scheme in fitting_schemes(s)])
 def test_recurrence(spec, scheme, feedback):
+    if feedback and parse(spec).expands:
+        pytest.skip("refused: its errors would grow without bound")
     traces = on_ranks(NUM_RANKS, trace, spec, scheme, feedback, {}, {})
     first, rebuilt = traces[0].bucket_counts
     assert first != rebuilt > 2, "the test is about several buckets, and about their change after the first step"

@@ -4,13 +4,14 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 
 import thinwire
 from tests.exchange.given import SHAPES, Given, attach, bits, exchanged, given_ddp, given_gradients
 from tests.ranks import on_ranks
-from thinwire.compress import parse
+from thinwire.compress import Key, OneBit, parse
 from thinwire.exchange.settings import Settings, strategy_by_name
 from thinwire.strategy import UNCOMPRESSED, Choice, Place, Strategy, flat_option
 
@@ -26,6 +27,9 @@ def edited(**choices: Choice) -> Strategy:
 
 
 TOPK = "topk(ratio=0.01)"
+ON_GPU = Choice(
+    numel=SHAPES["first"][0] * SHAPES["first"][1], option=flat_option("allgather", Place.GPU), compressor=TOPK
+)
 ADDS_UP = Choice(
     numel=SHAPES["first"][0] * SHAPES["first"][1], option=flat_option("allreduce", Place.CPU), compressor=TOPK
 )
@@ -130,6 +134,28 @@ WRONG = {
     "start_step": ({"spec": TOPK, "start_step": None}, ValueError, ["start_step=None", "from 0"]),
     "num_threads": ({"spec": TOPK, "num_threads": 0}, ValueError, ["num_threads=0", "from 1"]),
     "exclude": ({"spec": TOPK, "exclude": "first"}, ValueError, ["exclude='first'", "list of name patterns"]),
+    "exclude nothing": ({"spec": TOPK, "exclude": ["module.first"]}, ValueError, ["'module.first' fits no", "first, "]),
+    "exclude None": ({"spec": TOPK, "exclude": None}, ValueError, ["exclude=None", "list of name patterns"]),
+    "pattern 3": ({"spec": {3: TOPK}}, ValueError, ["3 is no pattern of parameter names"]),
+    "expands": (
+        {"spec": "randomk(scaled=true)", "error_feedback": True},
+        ValueError,
+        ["error_feedback=True does not go with randomk(scaled=True)", "without bound"],
+    ),
+    "scaler": ({"spec": TOPK, "scaler": True}, TypeError, ["scaler is a torch.amp.GradScaler", "not bool"]),
+    "optimizer": ({"spec": TOPK, "optimizer": "adam"}, TypeError, ["optimizer is a torch.optim.Optimizer", "not str"]),
+    "other's optimizer": (
+        {"spec": TOPK, "optimizer": torch.optim.SGD([torch.zeros(1)], lr=0.1)},
+        ValueError,
+        ["none of the module's trainable parameters"],
+    ),
+    "exclude beside strategy": (
+        {"strategy": strategy_for(2), "exclude": ["*"]},
+        ValueError,
+        ["exclude=('*',)", "no effect"],
+    ),
+    "strategy's type": ({"strategy": {"first": TOPK}}, TypeError, ["thinwire.Strategy or the path", "not dict"]),
+    "strategy on GPUs": ({"strategy": edited(first=ON_GPU)}, ValueError, ["first: ", "computes on a GPU"]),
     "few elements": (
         {"spec": "onebit", "scheme": "alltoall", "min_numel": 0, "shapes": {"tiny": (1, 1), "w": (30, 30)}},
         ValueError,
@@ -180,6 +206,27 @@ def test_wrong_settings_are_refused_on_every_rank():
     for answers in on_ranks(2, answers_to_wrong_settings):
         for kind, (_, _, says) in WRONG.items():
             assert all(words in answers[kind] for words in says), (kind, answers[kind])
+
+
+class BrokenOnRank1(OneBit):
+    """A compressor that works on one machine and not on the other."""
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, key: Key, *, weight: float = 1.0) -> None:
+        if dist.get_rank() == 1:
+            raise OSError("no room for compiled code")
+        super().encode(x, payload, key, weight=weight)
+
+
+def compressor_that_fails_on_rank_1(rank: int) -> str:
+    with pytest.raises((ValueError, OSError)) as refused:
+        attach(given_ddp(), BrokenOnRank1())
+    return str(refused.value)
+
+
+def test_a_compressor_that_fails_on_one_rank_is_heard_of_on_all():
+    first, second = on_ranks(2, compressor_that_fails_on_rank_1)
+    assert first == "rank 1 could not attach: OSError: no room for compiled code"
+    assert second == "no room for compiled code"
 
 
 def attach_and_detach(rank: int) -> None:
@@ -263,6 +310,13 @@ class TestStrategyByName:
         kinds = {name: choice.compressor for name, choice in strategy.gradients.items()}
         assert kinds == {"embedding": "int8", "a.weight": str(parse(TOPK)), "b.weight": "onebit", "rest": "none"}
         assert strategy.gradients["rest"].option == UNCOMPRESSED
+
+    def test_a_scheme_beside_none_is_for_the_others(self):
+        parameters = {name: nn.Parameter(torch.zeros(64, 64)) for name in ("a", "b")}
+        specs = {"a": parse("none"), "*": parse("onebit")}
+        strategy = strategy_by_name(parameters, specs, Settings(scheme="alltoall"), 2)
+        assert strategy.gradients["a"].option == UNCOMPRESSED
+        assert strategy.gradients["b"].option == flat_option("alltoall", Place.CPU)
 
     def test_complex_gradients_travel_as_they_are(self):
         parameters = {"z": nn.Parameter(torch.zeros(64, 64, dtype=torch.complex64))}

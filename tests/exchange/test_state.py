@@ -197,6 +197,14 @@ def refusals(rank: int) -> dict[str, tuple[str, bool]]:
         "smaller": changed(errors=[e for e in mine["errors"] if e["name"] != "third" or e["start"] == 0]),
         "larger": changed(errors=[*mine["errors"], mine["errors"][0] | {"start": 9999, "stage": 0}]),
         "other rank's": others_state,
+        "other name's server": with_error(name="other", stage=1),
+        "unit 0": with_error(unit=0.0),
+        "unit NaN": with_error(unit=float("nan")),
+        "NaN": with_error(error=torch.full_like(mine["errors"][0]["error"], float("nan"))),
+        "cut": with_error(error=mine["errors"][0]["error"][:10]),
+        "twice": changed(errors=[*mine["errors"], mine["errors"][0]]),
+        "negative": with_error(start=-1),
+        "other chunks": [mine, others_state | {"max_numel": 7}],
         "other world": changed(world_size=3),
         "rank missing": [others_state],
         "rank twice": [mine, mine],
@@ -229,12 +237,20 @@ MESSAGES = {
     "no name": "incomplete or damaged (KeyError('name'))",
     "other model": "parameter 'other', which this model does not train",
     "smaller": "elements of 'third', which has 3072 here",
-    "larger": "which has",
+    "larger": "overlap or have gaps",
     "other rank's": "give each rank its own state",
+    "other name's server": "parameter 'other', which this model does not train",
+    "unit 0": "incomplete or damaged",
+    "unit NaN": "incomplete or damaged",
+    "NaN": "a unit, place or element that none can have",
+    "cut": "overlap or have gaps",
+    "twice": "overlap or have gaps",
+    "negative": "a unit, place or element",
+    "other chunks": "differ in max_numel",
     "other world": "this state was saved with 3 ranks",
     "rank missing": "of 2; give one of every rank",
     "rank twice": "of 2; give one of every rank",
-    "other steps": "different steps: [",
+    "other steps": "differ in step: [",
     "damaged rank": "not a state that thinwire saved",
     "its own": "loaded",
 }
@@ -246,6 +262,31 @@ def test_wrong_states_are_refused_and_change_nothing():
         for kind, (message, as_expected) in answers.items():
             assert MESSAGES[kind] in message, kind
             assert as_expected, kind
+
+
+def load_other_steps(rank: int) -> list[str]:
+    """What ranks are told that load states of different steps, and where one of them loads what is none."""
+    ddp = given_ddp()
+    sync = attach(ddp, **ONE_WAY)
+    early = sync.state_dict()
+    exchanged(ddp, given_gradients(rank, 0))
+    late, answers = sync.state_dict(), []
+    before = bits(errors_of(sync))
+    for state in (late if rank else early, late if rank else {}):
+        with pytest.raises(ValueError) as refused:  # noqa: PT011 -- the message is checked by the caller
+            sync.load_state_dict(state)
+        answers.append(str(refused.value))
+        assert (bits(errors_of(sync)), sync.step) == (before, 1)
+    sync.detach()
+    return answers
+
+
+def test_ranks_go_on_together():
+    first, second = on_ranks(2, load_other_steps)
+    assert "the saved state's step differs between ranks (rank 0: 0, rank 1: 1)" in first[0]
+    assert first[0] == second[0]
+    assert first[1].startswith("this is not a state")
+    assert second[1].startswith("rank 0 could not load the state: ValueError: this is not a state")
 
 
 def late_start(rank: int) -> list[bool]:

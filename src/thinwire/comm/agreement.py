@@ -9,7 +9,13 @@ from torch.distributed import ProcessGroup
 T = TypeVar("T")
 
 
-def agree(group: ProcessGroup, prepare: Callable[[], T], describe: Callable[[T], Mapping[str, object]]) -> T:
+def agree(
+    group: ProcessGroup,
+    prepare: Callable[[], T],
+    describe: Callable[[T], Mapping[str, object]],
+    *,
+    action: str = "attach",
+) -> T:
     """Run ``prepare`` on every rank and return its result, if it succeeded everywhere with the same description.
 
     Collective over ``group``: every rank must call it. A rank where ``prepare`` fails still takes part, so that no
@@ -19,6 +25,7 @@ def agree(group: ProcessGroup, prepare: Callable[[], T], describe: Callable[[T],
         group: the ranks that must agree.
         prepare: local work that may raise.
         describe: what must be equal on all ranks, by name; values are picklable and comparable.
+        action: what the ranks are about to do, for the message on those where nothing is wrong.
 
     Raises:
         ValueError: on every rank where another's ``prepare`` failed, saying which rank's and why; or where
@@ -39,7 +46,7 @@ def agree(group: ProcessGroup, prepare: Callable[[], T], describe: Callable[[T],
         raise failure
     for rank, (problem, _) in enumerate(everyone):
         if problem is not None:
-            raise ValueError(f"rank {rank} could not attach: {problem}")
+            raise ValueError(f"rank {rank} could not {action}: {problem}")
     for field in mine[1]:
         values = [description.get(field) for _, description in everyone]
         if any(value != values[0] for value in values):

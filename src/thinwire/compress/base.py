@@ -98,6 +98,11 @@ class Compressor(ABC):
         """Whether the expectation of decode(encode(x)) over keys is x."""
         return False
 
+    @property
+    def expands(self) -> bool:
+        """Whether what is dropped can be larger than the vector itself; with error feedback it would grow and grow."""
+        return False
+
     @abstractmethod
     def payload_nbytes(self, numel: int) -> int:
         """Exact size in bytes of the payload of a vector of ``numel`` elements; 0 for 0."""

@@ -19,12 +19,13 @@ class ErrorFeedback:
     feedback of BytePS-Compress (arXiv 2105.07829).
     """
 
-    __slots__ = ("_current", "_pending", "_spare", "_unit", "_unit_pending")
+    __slots__ = ("_current", "_is_zero", "_pending", "_spare", "_unit", "_unit_pending")
 
     def __init__(self, numel: int, device: torch.device | str = "cpu") -> None:
         self._current = torch.zeros(numel, dtype=torch.float32, device=device)
         self._spare = torch.empty(numel, dtype=torch.float32, device=device)
         self._pending = False
+        self._is_zero = True  # never written: zero in any unit
         self._unit = 1.0
         self._unit_pending = 1.0
 
@@ -57,9 +58,8 @@ class ErrorFeedback:
         if _is_zero(grad):
             compressor.encode(grad, payload, key, weight=weight)
             return
-        compressor.encode_with_error(
-            grad, self._current, self._spare, payload, key, weight=weight, error_scale=unit / self._unit
-        )
+        scale = 1.0 if self._is_zero else unit / self._unit
+        compressor.encode_with_error(grad, self._current, self._spare, payload, key, weight=weight, error_scale=scale)
         self._pending = True
         self._unit_pending = unit
 
@@ -68,6 +68,7 @@ class ErrorFeedback:
         if self._pending:
             self._current, self._spare = self._spare, self._current
             self._unit = self._unit_pending
+            self._is_zero = False
             self._pending = False
 
     def rollback(self) -> None:
@@ -83,6 +84,7 @@ class ErrorFeedback:
         if error.shape != self._current.shape:
             raise ValueError(f"error memory of shape {tuple(self._current.shape)} cannot load {tuple(error.shape)}")
         self._current.copy_(error)
+        self._is_zero = _is_zero(error)
         self._unit = unit
         self._pending = False
 

@@ -53,6 +53,10 @@ class RandomK(Compressor):
     def unbiased(self) -> bool:
         return self.scaled
 
+    @property
+    def expands(self) -> bool:
+        return self.scaled
+
     def payload_nbytes(self, numel: int) -> int:
         return self.sum_dtype.itemsize * self.num_values(numel)
 

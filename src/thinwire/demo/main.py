@@ -49,6 +49,7 @@ def run(
         )
     if workers < 2:
         raise ValueError(f"workers is {workers}; it takes 2 or more to exchange gradients")
+    out.mkdir(parents=True, exist_ok=True)  # found out now, and not after all the training
     job = Job(
         modes=MODES,
         num_rounds=num_steps // STEPS_PER_ROUND,

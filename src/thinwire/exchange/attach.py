@@ -20,7 +20,7 @@ from thinwire.exchange.layout import Region
 from thinwire.exchange.memory import ErrorMemory
 from thinwire.exchange.pipeline import Exchange
 from thinwire.exchange.program import Unit
-from thinwire.exchange.settings import Settings, check_executable, strategy_by_name
+from thinwire.exchange.settings import Settings, check_executable, check_patterns, strategy_by_name
 from thinwire.strategy import UNCOMPRESSED, Choice, Strategy
 
 
@@ -38,6 +38,8 @@ class _Prepared:
     compressors: Mapping[str, Compressor]
     settings: Settings
     parameters: Mapping[str, nn.Parameter]
+    error_units: "_ErrorUnits"
+    num_threads: int
     device: torch.device
 
 
@@ -107,7 +109,7 @@ def attach(
             error_feedback=error_feedback,
             min_numel=min_numel,
             compress_vectors=compress_vectors,
-            exclude=exclude if isinstance(exclude, str) else tuple(exclude),
+            exclude=exclude if isinstance(exclude, str | None) else tuple(exclude),
             chunk_bytes=chunk_bytes,
             seed=seed,
             num_threads=num_threads,
@@ -115,10 +117,12 @@ def attach(
         )
         _check_free(ddp)
         parameters = {n: p for n, p in named.items() if p.requires_grad and n not in ddp.parameters_to_ignore}
-        return _prepare(parameters, spec, strategy, settings, group.size())
+        error_units = _error_units(parameters, scaler, optimizer)
+        ready = _prepare(named, parameters, spec, strategy, settings, error_units, group.size())
+        _compile_kernels(ready.compressors.values())
+        return ready
 
     ready = comm.agree(group, prepare, _describe)
-    _compile_kernels(ready.compressors.values())
     num_phases = max((len(c.option.routines) for c in ready.strategy.gradients.values()), default=1)
     registered = _slot(ddp)
     slot = registered or HookSlot(group)
@@ -147,10 +151,10 @@ def attach(
         make_unit=make_unit,
         memory=memory,
         max_numel=ready.settings.max_numel,
-        num_threads=ready.settings.threads(),
+        num_threads=ready.num_threads,
         seed=seed,
         start_step=start_step,
-        error_units=_error_units(ready.parameters, scaler, optimizer),
+        error_units=ready.error_units.now,
     )
     if registered is None:
         ddp.register_comm_hook(slot, hook)
@@ -183,10 +187,12 @@ def _check_free(ddp: DistributedDataParallel) -> None:
 
 
 def _prepare(
+    named: Mapping[str, nn.Parameter],
     parameters: Mapping[str, nn.Parameter],
     spec: str | Compressor | Mapping[str, str | Compressor] | None,
     strategy: str | Path | Strategy | None,
     settings: Settings,
+    error_units: "_ErrorUnits",
     world_size: int,
 ) -> _Prepared:
     if (spec is None) == (strategy is None):
@@ -200,20 +206,22 @@ def _prepare(
     compressors: dict[str, Compressor] = {"none": parse("none")}
     if spec is not None:
         by_name = {n: parse(s) for n, s in spec.items()} if isinstance(spec, Mapping) else {"*": parse(spec)}
+        check_patterns([*by_name, *settings.exclude] if named else [], named)
         compressors.update({str(c): c for c in by_name.values()})
         plan = strategy_by_name(parameters, by_name, settings, world_size)
     else:
         assert strategy is not None
-        if settings.scheme is not None:
-            raise ValueError(f"scheme={settings.scheme!r} has no effect beside strategy=..., which says it for each")
+        settings.check_beside_strategy()
+        if not isinstance(strategy, str | Path | Strategy):
+            raise TypeError(f"strategy is a thinwire.Strategy or the path of its file, not {type(strategy).__name__}")
         plan = strategy if isinstance(strategy, Strategy) else Strategy.load(strategy)
         plan.check_fits({n: p.numel() for n, p in parameters.items()}, world_size)
         compressors.update({c.compressor: parse(c.compressor) for c in plan.gradients.values()})
-    check_executable(plan, compressors, settings.max_numel)
+    check_executable(plan, compressors, settings)
     for name, p in parameters.items():
         if p.is_complex() and plan.gradients[name].option.compresses:
             raise TypeError(f"parameter {name!r} is of {p.dtype}, which is not compressed; give it {UNCOMPRESSED}")
-    return _Prepared(plan, compressors, settings, parameters, torch.device("cpu"))
+    return _Prepared(plan, compressors, settings, parameters, error_units, settings.threads(), torch.device("cpu"))
 
 
 def _describe(ready: _Prepared) -> Mapping[str, object]:
@@ -225,6 +233,7 @@ def _describe(ready: _Prepared) -> Mapping[str, object]:
     return {
         "compressor": ", ".join(kinds) or "none",
         **settings,
+        "scaler and optimizer": ready.error_units.given,
         "the model's trainable parameters": f"{len(shapes)} with digest {_digest(repr(shapes))}",
         "strategy": f"digest {_digest(ready.strategy.dumps())}",
     }
@@ -234,13 +243,25 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class _ErrorUnits:
+    """Called once a step, gives the unit of every parameter's errors: loss scale / learning rate, where given."""
+
+    given: str
+    now: Callable[[], Callable[[str], float]]
+
+
 def _error_units(
     parameters: Mapping[str, nn.Parameter], scaler: LossScaler | None, optimizer: Optimizer | None
-) -> Callable[[], Callable[[str], float]]:
-    """The unit of every parameter's errors in the coming step: loss scale / learning rate, where these are given."""
-    if scaler is None and optimizer is None:
-        return lambda: lambda _: 1.0
+) -> _ErrorUnits:
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise TypeError(f"scaler is a torch.amp.GradScaler, or None, not {type(scaler).__name__}")
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise TypeError(f"optimizer is a torch.optim.Optimizer, or None, not {type(optimizer).__name__}")
     names = {id(p): n for n, p in parameters.items()}
+    if optimizer is not None and not any(id(p) in names for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError("optimizer has none of the module's trainable parameters; give the one that updates them")
+    given = ", ".join(n for n, value in (("scaler", scaler), ("optimizer", optimizer)) if value is not None) or "none"
     rates: dict[str, float] = {}
 
     def now() -> Callable[[str], float]:
@@ -252,22 +273,27 @@ def _error_units(
                     rates[name] = float(param_group["lr"]) or rates.get(name, 1e-30)
         return lambda name: scale / rates.get(name, 1.0)
 
-    return now
+    return _ErrorUnits(given, now)
 
 
 def _compile_kernels(compressors: Iterable[Compressor]) -> None:
     """Run every kernel once on a few numbers: numba compiles at the first call, and keeps the result on disk."""
     slow = threading.Timer(
-        2.0, print, ["thinwire: compiling kernels for this machine, once ..."], {"file": sys.stderr, "flush": True}
+        2.0,
+        print,
+        ["thinwire: loading kernels, or compiling new ones ..."],
+        {"file": sys.stderr, "flush": True},
     )
     slow.daemon = True
     slow.start()
     key = Key(seed=0, step=0, unit=0)
     x = torch.linspace(-1.0, 1.0, 64)
-    for compressor in compressors:
-        payload = torch.zeros(compressor.payload_nbytes(x.numel()), dtype=torch.uint8)
-        compressor.encode(x, payload, key)
-        compressor.encode_with_error(x, torch.zeros_like(x), torch.empty_like(x), payload, key)
-        compressor.decode(payload.unsqueeze(0), torch.empty_like(x), key)
-        compressor.is_finite(payload.unsqueeze(0))
-    slow.cancel()
+    try:
+        for compressor in compressors:
+            payload = torch.zeros(compressor.payload_nbytes(x.numel()), dtype=torch.uint8)
+            compressor.encode(x, payload, key)
+            compressor.encode_with_error(x, torch.zeros_like(x), torch.empty_like(x), payload, key)
+            compressor.decode(payload.unsqueeze(0), torch.empty_like(x), key)
+            compressor.is_finite(payload.unsqueeze(0))
+    finally:
+        slow.cancel()

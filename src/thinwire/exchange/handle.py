@@ -102,7 +102,7 @@ class Sync:
         return state.join(everyone)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on from a saved state.
+        """Go on from a saved state. Collective: call it on every rank, each with its own state or all with the same.
 
         With as many ranks as when it was saved, every rank continues with its own errors, bit for bit. With another
         number, pending errors are shared out so that what will reach the model stays the same; that takes the
@@ -112,8 +112,20 @@ class Sync:
             saved: this rank's state, or the states of all ranks: what ``state_dict(all_ranks=True)`` gave, or a list.
 
         Raises:
-            ValueError: if it is no such state, is another rank's, or does not fit the model. Nothing is changed then.
+            ValueError: if it is no such state, is another rank's, or does not fit the model, on any rank; or if ranks
+                were given states of different steps or seeds. Nothing is changed then, on no rank.
         """
+        step, seed, errors = comm.agree(
+            self._slot.group,
+            lambda: self._read(saved),
+            lambda state: {"the saved state's step": state[0], "the saved state's seed": state[1]},
+            action="load the state",
+        )
+        self._exchange.memory.load(errors)
+        self._exchange.step, self._exchange.seed = step, seed
+
+    def _read(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[int, int, Sequence[SavedError]]:
+        """The step, the seed and the errors that this rank goes on with."""
         group = self._slot.group
         numels = {name: choice.numel for name, choice in self.strategy.gradients.items()}
         states = state.read(saved, numels)
@@ -125,7 +137,7 @@ class Sync:
                     f"this is the state of rank {states[0].rank}, and this is rank {group.rank()}; "
                     "give each rank its own state, or save with state_dict(all_ranks=True)"
                 )
-            errors = mine[0].errors
+            errors: Sequence[SavedError] = mine[0].errors
         elif len(states) == old_size:
             errors = list(fold([s.errors for s in states], numels))
             self._check_taken_over(errors)
@@ -134,8 +146,7 @@ class Sync:
                 f"this state was saved with {old_size} ranks or with other settings; to share its errors out anew, "
                 "give the states of all its ranks: a list, or what state_dict(all_ranks=True) gave"
             )
-        self._exchange.memory.load(errors)
-        self._exchange.step, self._exchange.seed = states[0].step, states[0].seed
+        return states[0].step, states[0].seed, errors
 
     def _divided_otherwise(self, saved: RankState) -> bool:
         """Whether servers' errors were saved that this strategy would not look for, or look for on other ranks."""

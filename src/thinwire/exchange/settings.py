@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -35,8 +35,19 @@ class Settings:
             _check_integer(name, getattr(self, name), lowest)
         if self.num_threads is not None:
             _check_integer("num_threads", self.num_threads, 1)
-        if isinstance(self.exclude, str) or not all(isinstance(pattern, str) for pattern in self.exclude):
+        if isinstance(self.exclude, str | None) or not all(isinstance(pattern, str) for pattern in self.exclude):
             raise ValueError(f"exclude={self.exclude!r}; give a list of name patterns, like ['embedding.*']")
+
+    def check_beside_strategy(self) -> None:
+        """Refuse what a given strategy decides.
+
+        Raises:
+            ValueError: naming the setting.
+        """
+        for name in ("scheme", "exclude", "min_numel", "compress_vectors"):
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if value != default:
+                raise ValueError(f"{name}={value!r} has no effect beside strategy=..., which decides for each gradient")
 
     @property
     def max_numel(self) -> int:
@@ -72,14 +83,7 @@ def strategy_by_name(
         compressors: by pattern of names; ``*`` fits all.
         settings: what else the user has set.
         world_size: number of ranks.
-
-    Raises:
-        ValueError: for a pattern that fits no parameter, which is most likely misspelt.
     """
-    for pattern in compressors:
-        if parameters and not any(fnmatchcase(name, pattern) for name in parameters):
-            names = ", ".join(list(parameters)[:5]) + (", ..." if len(parameters) > 5 else "")
-            raise ValueError(f"pattern {pattern!r} fits no trainable parameter; there are {names}")
     schemes = {pattern: _scheme(compressor, settings, world_size) for pattern, compressor in compressors.items()}
 
     def choice(name: str, parameter: nn.Parameter) -> Choice:
@@ -87,6 +91,8 @@ def strategy_by_name(
         if pattern is None or _left_out(name, parameter, settings):
             return Choice(numel=parameter.numel())
         compressor = compressors[pattern]
+        if compressor.id == "none" and len(compressors) > 1:  # the scheme is meant for the others
+            return Choice(numel=parameter.numel())
         option = flat_option(schemes[pattern], Place.CPU, compressed=compressor.id != "none")
         return Choice(numel=parameter.numel(), option=option, compressor=str(compressor))
 
@@ -111,7 +117,22 @@ def _left_out(name: str, parameter: nn.Parameter, settings: Settings) -> bool:
     )
 
 
-def check_executable(strategy: Strategy, compressors: Mapping[str, Compressor], max_numel: int) -> None:
+def check_patterns(patterns: Iterable[object], names: Iterable[str]) -> None:
+    """Refuse patterns that fit no parameter: most likely they are misspelt.
+
+    Raises:
+        ValueError: naming the pattern and some names.
+    """
+    names = list(names)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ValueError(f"{pattern!r} is no pattern of parameter names; write one like '*embedding*'")
+        if not any(fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise ValueError(f"pattern {pattern!r} fits no parameter of the wrapped module; there are {some}")
+
+
+def check_executable(strategy: Strategy, compressors: Mapping[str, Compressor], settings: Settings) -> None:
     """Refuse what the exchange cannot run.
 
     Raises:
@@ -119,12 +140,19 @@ def check_executable(strategy: Strategy, compressors: Mapping[str, Compressor], 
     """
     for name, choice in strategy.gradients.items():
         compressor = compressors[choice.compressor]
+        if any(task.place is Place.GPU for task in choice.option.tasks):
+            raise ValueError(f"{name}: {str(choice.option)!r} computes on a GPU; this release needs ...@cpu")
+        if settings.error_feedback and choice.option.compresses and compressor.expands:
+            raise ValueError(
+                f"{name}: error_feedback=True does not go with {compressor}, which drops more than there is, so that "
+                "errors would grow without bound; leave error_feedback at None"
+            )
         if choice.option.sums_payloads and not compressor.reducible:
             raise ValueError(
                 f"{name}: {str(choice.option)!r} adds payloads up on the way, "
                 f"but those of {compressor} cannot be added; use the scheme allgather or alltoall"
             )
-        num_chunks = math.ceil(choice.numel / max_numel)
+        num_chunks = math.ceil(choice.numel / settings.max_numel)
         smallest = choice.numel // max(num_chunks, 1)
         if choice.option.divides and choice.numel and smallest < strategy.world_size:
             raise ValueError(

@@ -1,9 +1,11 @@
 """The saved form of an exchange on one rank: plain containers and tensors, checked when they come back."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from thinwire.exchange.layout import Region
@@ -86,8 +88,10 @@ def read(state: Mapping[str, Any] | Sequence[Mapping[str, Any]], numels: Mapping
     ranks, world_size = [s.rank for s in states], states[0].world_size
     if whole and ranks != list(range(world_size)):
         raise ValueError(f"got the states of ranks {ranks} of {world_size}; give one of every rank")
-    if len({s.step for s in states}) != 1:
-        raise ValueError(f"the states are of different steps: {[s.step for s in states]}; give those of one save")
+    for field in ("step", "world_size", "seed", "max_numel"):
+        values = [getattr(s, field) for s in states]
+        if len(set(values)) != 1:
+            raise ValueError(f"the states differ in {field}: {values}; give those of one save")
     for s in states:
         _check_model(s, numels)
     return states
@@ -104,20 +108,26 @@ def _check_header(state: object) -> None:
 
 def _saved_error(saved: Mapping[str, Any]) -> SavedError:
     error, start = saved["error"], int(saved["start"])
-    if not isinstance(error, Tensor) or error.dim() != 1:
+    stage, unit = int(saved["stage"]), float(saved["unit"])
+    if not isinstance(error, Tensor) or error.dim() != 1 or not error.is_floating_point():
         raise ValueError(f"the error of {saved['name']!r} is no vector")
-    region = Region(str(saved["name"]), start, start + error.numel())
-    return SavedError(region, int(saved["stage"]), error, float(saved["unit"]))
+    if not math.isfinite(unit) or unit <= 0 or start < 0 or stage < 0 or not bool(torch.isfinite(error).all()):
+        raise ValueError(f"the error of {saved['name']!r} has a unit, place or element that none can have")
+    return SavedError(Region(str(saved["name"]), start, start + error.numel()), stage, error.detach(), unit)
 
 
 def _check_model(state: RankState, numels: Mapping[str, int]) -> None:
-    """Every worker keeps errors of whole gradients, so the last one of each ends where the gradient ends."""
-    stops: dict[str, int] = {}
+    """Every worker keeps errors of whole gradients, a server of some parts; none overlap."""
+    regions: dict[tuple[str, int], list[Region]] = {}
     for e in state.errors:
-        if e.stage == WORKER:
-            stops[e.region.name] = max(e.region.stop, stops.get(e.region.name, 0))
-    for name, stop in stops.items():
+        regions.setdefault((e.region.name, e.stage), []).append(e.region)
+    for (name, stage), parts in regions.items():
         if name not in numels:
             raise ValueError(f"the state has errors of parameter {name!r}, which this model does not train")
-        if stop != numels[name]:
+        stop = 0
+        for part in sorted(parts, key=lambda r: r.start):
+            if part.start < stop or (stage == WORKER and part.start > stop):
+                raise ValueError(f"the state's errors of {name!r} overlap or have gaps; it is damaged, load another")
+            stop = part.stop
+        if stop > numels[name] or (stage == WORKER and stop != numels[name]):
             raise ValueError(f"the state has errors of {stop} elements of {name!r}, which has {numels[name]} here")

@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from thinwire.kernels.cpu.compiled import compiled
 from thinwire.kernels.cpu.peak import INFINITY, MAGNITUDE, load, peak_bits
 from thinwire.kernels.cpu.rows import flat_rows
 
@@ -45,7 +45,7 @@ def decode_sum(codes: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
     _decode_sum(flat, stride, flat_scales, scale_stride, codes.shape[0], out.numpy(), fp8, block)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _encode(grad, error, new_error, codes, scales, fp8, block, error_scale, weight):  # type: ignore[no-untyped-def]
     tile = np.empty(TILE, np.float32)
     values = np.empty(TILE, np.float32)
@@ -74,14 +74,14 @@ def _encode(grad, error, new_error, codes, scales, fp8, block, error_scale, weig
                     kept[i] = part[i] - values[i]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _quantise_int8(q, peak, codes):  # type: ignore[no-untyped-def]
     for i in range(q.size):
         shifted = np.float32(q[i] / peak * TOP_INT8 + TO_INTEGER)
         codes[i] = np.uint8(shifted.view(np.int32) & np.int32(0xFF))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _quantise_fp8(q, peak, codes):  # type: ignore[no-untyped-def]
     for i in range(q.size):
         bits = np.float32(q[i] / peak * TOP_FP8).view(np.int32)
@@ -94,7 +94,7 @@ def _quantise_fp8(q, peak, codes):  # type: ignore[no-untyped-def]
         codes[i] = np.uint8(sign | (normal if magnitude >= np.int32(121 << 23) else tiny))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _values(codes, fp8, peak, values):  # type: ignore[no-untyped-def]
     if fp8:
         for i in range(codes.size):
@@ -109,7 +109,7 @@ def _values(codes, fp8, peak, values):  # type: ignore[no-untyped-def]
             values[i] = np.float32(np.int8(codes[i])) * (np.float32(1) / TOP_INT8) * peak
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _decode_sum(flat, stride, scales, scale_stride, rows, out, fp8, block):  # type: ignore[no-untyped-def]
     values = np.empty(TILE, np.float32)
     n = out.size

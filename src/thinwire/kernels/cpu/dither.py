@@ -1,9 +1,9 @@
 """Stochastic rounding to a grid with numba; contracts in :mod:`thinwire.kernels.dither`."""
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
+from thinwire.kernels.cpu.compiled import compiled
 from thinwire.kernels.cpu.peak import INFINITY, MAGNITUDE, load, peak_bits
 from thinwire.kernels.cpu.random import random_tile
 from thinwire.kernels.cpu.rows import flat_rows
@@ -50,7 +50,7 @@ def decode_sum(codes: Tensor, scales: Tensor, out: Tensor, natural: bool, block:
     _decode_sum(flat, stride, flat_scales, scale_stride, rows, bits, out.numpy(), natural, block)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _encode(grad, error, new_error, planes, scales, key, natural, block, error_scale, weight):  # type: ignore[no-untyped-def]
     q = np.empty(TILE, np.float32)
     values = np.empty(TILE, np.float32)
@@ -91,7 +91,7 @@ def _encode(grad, error, new_error, planes, scales, key, natural, block, error_s
                     plane[j] = np.uint8((words[j] >> np.uint64(8 * p)) & np.uint64(0xFF))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _linear_levels(q, peak, top, random, codes):  # type: ignore[no-untyped-def]
     # Fixed point with 24 bits after the point, where adding a random fraction and rounding down is exact. It cannot
     # overflow: |q / peak| ≤ 1 and top ≤ 127.
@@ -102,7 +102,7 @@ def _linear_levels(q, peak, top, random, codes):  # type: ignore[no-untyped-def]
         codes[i] = np.uint8(level + top)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _natural_levels(q, peak, top, random, codes):  # type: ignore[no-untyped-def]
     lowest = np.int32((128 - top) << 23)  # the bits of 2^(1 - top)
     to_lowest = np.int32((126 + top) << 23).view(np.float32)
@@ -117,7 +117,7 @@ def _natural_levels(q, peak, top, random, codes):  # type: ignore[no-untyped-def
         codes[i] = np.uint8(top - level if y < 0 else top + level)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _values(codes, natural, top, scale, values):  # type: ignore[no-untyped-def]
     if natural:
         for i in range(values.size):
@@ -131,7 +131,7 @@ def _values(codes, natural, top, scale, values):  # type: ignore[no-untyped-def]
             values[i] = np.float32(np.int32(codes[i]) - top) * step * scale
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _transpose(words):  # type: ignore[no-untyped-def]
     """Turn each word's eight codes into the eight bytes of their bitmaps, or back (Hacker's Delight, 7-3)."""
     for j in range(words.size):
@@ -144,7 +144,7 @@ def _transpose(words):  # type: ignore[no-untyped-def]
         words[j] = x ^ swap ^ (swap << np.uint64(28))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _decode_sum(flat, stride, scales, scale_stride, rows, bits, out, natural, block):  # type: ignore[no-untyped-def]
     codes = np.empty(TILE, np.uint8)
     words = codes.view(np.uint64)

@@ -1,13 +1,14 @@
 """What the block-scaled kernels share: loading a tile of ``grad + error_scale * error``, and a block's peak."""
 
 import numpy as np
-from numba import njit
+
+from thinwire.kernels.cpu.compiled import compiled
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 INFINITY = np.int32(0x7F800000)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def load(grad, error, error_scale, tile):  # type: ignore[no-untyped-def]
     """Write ``q = grad + error_scale * error`` to ``tile``, which may be ``error`` itself."""
     if error is None:
@@ -18,7 +19,7 @@ def load(grad, error, error_scale, tile):  # type: ignore[no-untyped-def]
             tile[i] = grad[i] + error_scale * error[i]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def peak_bits(grad, error, error_scale):  # type: ignore[no-untyped-def]
     """The bits of the largest ``|q|``, as an integer.
 

@@ -1,8 +1,9 @@
 """Philox4x32-7 with numba; contracts in :mod:`thinwire.kernels.random`."""
 
 import numpy as np
-from numba import njit
 from torch import Tensor
+
+from thinwire.kernels.cpu.compiled import compiled
 
 NUM_ROUNDS = 7
 MASK32 = np.uint64(0xFFFFFFFF)
@@ -15,7 +16,7 @@ def uniform(out: Tensor, key: int, start: int) -> None:
     _uniform(out.numpy(), np.uint64(key), start // 256)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def random_tile(tile, key, bits):  # type: ignore[no-untyped-def]
     """Write the 32 random bits of each of the 256 elements of a tile."""
     first = np.uint64(tile) * np.uint64(64)
@@ -43,7 +44,7 @@ def random_tile(tile, key, bits):  # type: ignore[no-untyped-def]
         bits[c + 192] = np.uint32(c3 & MASK32)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _uniform(out, key, first_tile):  # type: ignore[no-untyped-def]
     bits = np.empty(256, np.uint32)
     for t in range((out.size + 255) // 256):

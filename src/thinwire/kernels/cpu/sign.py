@@ -3,10 +3,10 @@
 import math
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from thinwire.kernels.cpu.bits import add_signed_, negative_bits, prefetch, set_signed_
+from thinwire.kernels.cpu.compiled import compiled
 
 TILE = 2048  # elements whose temporaries stay in the L1 cache; a multiple of 8
 AHEAD = 512  # elements between what is written and what is fetched to be written next
@@ -42,7 +42,7 @@ def decode_sum(signs: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
     _decode_sum(flat.numpy(), stride, scales.numpy(), out.numpy(), block)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _encode(grad, error, new_error, signs, scales, block, error_scale, weight):  # type: ignore[no-untyped-def]
     tile = np.empty(TILE, np.float32)
     n = grad.size
@@ -68,13 +68,13 @@ def _encode(grad, error, new_error, signs, scales, block, error_scale, weight): 
                 _subtract(new_error[t : min(t + TILE, end)], sent)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add(grad, error, error_scale, q):  # type: ignore[no-untyped-def]
     for i in range(q.size):
         q[i] = grad[i] + error_scale * error[i]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _sum_magnitudes(q):  # type: ignore[no-untyped-def]
     total = _sum_magnitudes_narrow(q)
     if math.isfinite(total):
@@ -85,7 +85,7 @@ def _sum_magnitudes(q):  # type: ignore[no-untyped-def]
     return wide
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})  # so that LLVM vectorises the sum
+@compiled(fastmath={"reassoc"})  # so that LLVM vectorises the sum
 def _sum_magnitudes_narrow(q):  # type: ignore[no-untyped-def]
     total = np.float32(0)
     for i in range(q.size):
@@ -93,7 +93,7 @@ def _sum_magnitudes_narrow(q):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _pack(q, signs):  # type: ignore[no-untyped-def]
     for j in range(q.size >> 3):
         signs[j] = negative_bits(q, 8 * j)
@@ -103,13 +103,13 @@ def _pack(q, signs):  # type: ignore[no-untyped-def]
             signs[i >> 3] |= np.uint8(q[i] < 0) << np.uint8(i & 7)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _subtract(q, scale):  # type: ignore[no-untyped-def]
     for i in range(q.size):
         q[i] -= -scale if q[i] < 0 else scale
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _decode_sum(flat, stride, scales, out, block):  # type: ignore[no-untyped-def]
     n = out.size
     for b in range(scales.shape[1]):
@@ -125,7 +125,7 @@ def _decode_sum(flat, stride, scales, out, block):  # type: ignore[no-untyped-de
                     _unpack_add(signs, scales[r, b], part)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _unpack(signs, scale, out):  # type: ignore[no-untyped-def]
     for j in range(out.size >> 3):
         set_signed_(out, 8 * j, signs[j], scale)
@@ -134,7 +134,7 @@ def _unpack(signs, scale, out):  # type: ignore[no-untyped-def]
         out[i] = -scale if signs[i >> 3] >> (i & 7) & 1 else scale
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _unpack_add(signs, scale, out):  # type: ignore[no-untyped-def]
     for j in range(out.size >> 3):
         add_signed_(out, 8 * j, signs[j], scale)

@@ -1,9 +1,9 @@
 """Stratified random places with numba; contracts in :mod:`thinwire.kernels.strata`."""
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
+from thinwire.kernels.cpu.compiled import compiled
 from thinwire.kernels.cpu.peak import INFINITY, load, peak_bits
 from thinwire.kernels.cpu.random import random_tile
 from thinwire.kernels.cpu.rows import flat_rows
@@ -37,7 +37,7 @@ def put(out: Tensor, values: Tensor, key: int, scaled: bool, clear: bool) -> Non
     _put(out.numpy(), flat, stride, rows, k, np.uint64(key), scaled, clear)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _draw(tile, n, k, key, random, places, lengths):  # type: ignore[no-untyped-def]
     """Write the places and lengths of a tile's strata, and return their number."""
     first = TILE * tile
@@ -56,7 +56,7 @@ def _draw(tile, n, k, key, random, places, lengths):  # type: ignore[no-untyped-
     return count
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _take(grad, error, new_error, values, key, error_scale, weight):  # type: ignore[no-untyped-def]
     n, k = grad.size, values.size
     random = np.empty(TILE, np.uint32)
@@ -81,7 +81,7 @@ def _take(grad, error, new_error, values, key, error_scale, weight):  # type: ig
         values[0] = np.nan
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _put(out, flat, stride, rows, k, key, scaled, clear):  # type: ignore[no-untyped-def]
     n = out.size
     random = np.empty(TILE, np.uint32)

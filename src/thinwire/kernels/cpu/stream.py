@@ -7,9 +7,10 @@ longer to decode than to write, and gain nothing from it.
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 
 from thinwire.kernels.cpu.bits import intrinsic
+from thinwire.kernels.cpu.compiled import compiled
 
 LINE = 16  # float32 elements of a cache line
 _ELEMENT_BYTES = 4
@@ -45,7 +46,7 @@ def settle(_):  # type: ignore[no-untyped-def]
     return types.void(), generate
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def stream(tile, out):  # type: ignore[no-untyped-def]
     """Copy the first elements of a tile over all of ``out``, contiguous float32 both. :func:`settle` comes last."""
     n = out.size

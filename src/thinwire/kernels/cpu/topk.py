@@ -10,10 +10,10 @@ import math
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from thinwire.kernels.cpu.bits import lowest_bit, reaching_bits
+from thinwire.kernels.cpu.compiled import compiled
 from thinwire.kernels.cpu.rows import flat_rows
 from thinwire.kernels.cpu.stream import settle, stream
 
@@ -61,7 +61,7 @@ def decode_sum(indices: Tensor, values: Tensor, out: Tensor) -> None:
     _decode_sum(flat_indices, index_stride, flat_values, value_stride, rows, width, out.numpy())
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _select(grad, error, error_scale, q, indices, selected):  # type: ignore[no-untyped-def]
     """Write q (without an error, it is grad), the indices of its k largest, and these."""
     n, k = q.size, indices.size
@@ -86,13 +86,13 @@ def _select(grad, error, error_scale, q, indices, selected):  # type: ignore[no-
     _take(q, None, indices, selected)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add(grad, error, error_scale, q):  # type: ignore[no-untyped-def]
     for i in range(q.size):
         q[i] = grad[i] + error_scale * error[i]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _sample(grad, error, error_scale, sample):  # type: ignore[no-untyped-def]
     num_runs = sample.size // RUN
     step = grad.size // num_runs
@@ -104,7 +104,7 @@ def _sample(grad, error, error_scale, sample):  # type: ignore[no-untyped-def]
             _add(grad[at], error[at], error_scale, part)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _kth_key(x, k):  # type: ignore[no-untyped-def]
     """The key of the k-th largest of x, and how many of that key are among the k largest.
 
@@ -128,7 +128,7 @@ def _kth_key(x, k):  # type: ignore[no-untyped-def]
     return prefix, rank
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _sweep(grad, error, error_scale, q, threshold, found, found_at):  # type: ignore[no-untyped-def]
     """Write q; collect what reaches the threshold. Returns how many, or more than fit if they do not fit."""
     flags, padded = np.empty(TILE >> 3, np.uint8), np.zeros(TILE, np.float32)
@@ -151,7 +151,7 @@ def _sweep(grad, error, error_scale, q, threshold, found, found_at):  # type: ig
     return count
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _collect(word, part, first, start, found, found_at, count):  # type: ignore[no-untyped-def]
     while word:
         i = first + lowest_bit(word)
@@ -162,7 +162,7 @@ def _collect(word, part, first, start, found, found_at, count):  # type: ignore[
     return count
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _take(x, positions, indices, selected):  # type: ignore[no-untyped-def]
     """Write the k largest of x, in order, and their positions (without positions: their places in x)."""
     k = indices.size
@@ -179,20 +179,20 @@ def _take(x, positions, indices, selected):  # type: ignore[no-untyped-def]
         i += 1
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _scale(selected, weight, limit, sent):  # type: ignore[no-untyped-def]
     for i in range(sent.size):
         x = weight * selected[i]
         sent[i] = max(-limit, min(limit, x)) if math.isfinite(selected[i]) else x
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _keep_rest(new_error, indices, selected, sent, weight):  # type: ignore[no-untyped-def]
     for i in range(indices.size):
         new_error[indices[i]] = np.float64(selected[i]) - sent[i] / weight
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _decode_sum(indices, index_stride, values, value_stride, rows, width, out):  # type: ignore[no-untyped-def]
     tile, done = np.empty(TILE, np.float32), np.zeros(rows, np.int64)
     for t in range(0, out.size, TILE):
