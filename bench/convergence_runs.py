@@ -23,7 +23,6 @@ from thinwire.demo.result import circumstances
 SIZE = ModelSize(width=160, num_layers=4, num_heads=5, sequence_length=64)
 BATCH_SIZE = 8
 NUM_WARMUP_STEPS = 100
-MAX_GRADIENT_NORM = 1.0
 NUM_EVALUATIONS = 12
 NUM_HELD_OUT_BATCHES = 32
 HELD_OUT_BATCH_SIZE = 16
@@ -112,7 +111,6 @@ def train(run: Run, text: Text) -> dict[str, Any]:
         inputs, targets = sample_batch(text.train, BATCH_SIZE, SIZE.sequence_length, run.seed * run.num_steps + step)
         optimizer.zero_grad()
         next_byte_loss(ddp(inputs[rank::num_workers]), targets[rank::num_workers]).backward()
-        nn.utils.clip_grad_norm_(ddp.parameters(), MAX_GRADIENT_NORM)
         optimizer.step()
         schedule.step()
         if (step + 1) * NUM_EVALUATIONS // run.num_steps > step * NUM_EVALUATIONS // run.num_steps:
