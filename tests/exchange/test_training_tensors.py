@@ -18,6 +18,7 @@ from tests.exchange.training import (
     pending,
 )
 from tests.ranks import on_ranks
+from thinwire.compress import parse
 from thinwire.strategy import Choice, Option, Strategy
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -94,7 +95,7 @@ def bf16_models(rank):
             result = exchange(layer, local)
             assert_same_bits(result)
             assert (result["weights.0"] - mean).norm() <= eps * mean.norm()
-    for spec in SPECS:
+    for spec in (spec for spec in SPECS if not parse(spec).expands):
         ddp = parallel(*(torch.zeros(shape, dtype=torch.bfloat16) for shape in SHAPES))
         sync = thinwire.attach(ddp, spec, min_numel=16, chunk_bytes=2000, error_feedback=True)
         for step in range(5):
