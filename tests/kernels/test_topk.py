@@ -70,6 +70,96 @@ def test_ties_and_non_finite_values_in_any_order(values, data):
     assert_equals_reference(torch.tensor(values), None, data.draw(st.integers(0, len(values))))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_by_hand(dtype, index_dtype):
+    grad = torch.tensor([1.0, -4, 2, 3, -2])
+    indices, values, new_error = encode(grad, k=3, dtype=dtype, index_dtype=index_dtype, weight=0.5)
+    assert indices.tolist() == [1, 2, 3]
+    assert values.tolist() == [-2.0, 1.0, 1.5]
+    assert new_error.tolist() == [1, 0, 0, 0, -2]
+
+
+@pytest.mark.parametrize("numel", [1000, LARGE])
+def test_of_equal_magnitudes_the_first_are_taken(numel):
+    indices, _, _ = encode(torch.full((numel,), 2.0) * torch.arange(numel).remainder(2).sub(0.5), k=numel // 100)
+    assert torch.equal(indices, torch.arange(numel // 100, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("numel", [1000, LARGE])
+def test_nan_is_larger_than_infinity(numel):
+    grad = vector(numel)
+    grad[5], grad[numel - 7], grad[numel - 1] = INF, -NAN, -INF
+    assert encode(grad, k=1)[0].tolist() == [numel - 7]
+    assert encode(grad, k=2)[0].tolist() == [5, numel - 7]
+    assert encode(grad, k=3)[0].tolist() == [5, numel - 7, numel - 1]
+
+
+def test_fp16_saturates_and_the_rest_stays_in_the_error():
+    grad = torch.tensor([70000.0, -1e30, 65510.0, INF, -INF, NAN, 1.0])
+    _, values, new_error = encode(grad, k=7, dtype=torch.float16)
+    assert values[:5].tolist() == [65504, -65504, 65504, INF, -INF]
+    assert values[5].isnan()
+    assert new_error[:3].tolist() == [70000 - 65504, grad[1].item() + 65504, 6]
+    assert new_error[6] == 0
+
+
+def test_fp16_rounding_stays_in_the_error():
+    grad = torch.tensor([1.0001, 3e-8, 1e-12])
+    _, values, new_error = encode(grad, k=3, dtype=torch.float16)
+    assert torch.equal(values, grad.half())
+    assert torch.equal(new_error, (grad.double() - grad.half().double()).float())
+
+
+@pytest.mark.parametrize("numel", [1000, LARGE])
+@pytest.mark.parametrize("with_error", [True, False])
+def test_new_error_may_be_none_or_error_itself(numel, with_error):
+    grad, error = vector(numel), vector(numel, 1) if with_error else None
+    indices, values, new_error = encode(grad, error, k=17)
+    kept_not = encode(grad, error, k=17, keep=False)
+    assert torch.equal(kept_not[0], indices)
+    assert torch.equal(kept_not[1], values)
+    assert torch.equal(grad, vector(numel))
+    if with_error:
+        assert torch.equal(error, vector(numel, 1))
+        topk_encode(grad, error, error, indices, values)
+        assert torch.equal(error, new_error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_float_dtype_and_stride(dtype):
+    strided = vector(2000).to(dtype)[::2]
+    expected = encode(strided.float().contiguous(), vector(1000, 1), k=10)
+    for actual, right in zip(encode(strided, vector(1000, 1), k=10), expected, strict=True):
+        assert torch.equal(actual, right)
+
+
+def test_last_of_many_in_half_precision():
+    grad = torch.zeros(70_000, dtype=torch.float16)
+    grad[69_999] = 1
+    indices, values, _ = encode(grad, k=1, dtype=torch.float16)
+    assert (indices.item(), values.item()) == (69_999, 1.0)
+
+
+def test_wrong_shapes_are_named():
+    grad, indices = vector(4), torch.empty(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="cannot select 5 of 4"):
+        topk_encode(grad, None, None, torch.empty(5, dtype=torch.int32), torch.empty(5))
+    with pytest.raises(ValueError, match="values"):
+        topk_encode(grad, None, None, indices, torch.empty(3))
+    with pytest.raises(ValueError, match="error"):
+        topk_encode(grad, vector(3), None, indices, torch.empty(2))
+    with pytest.raises(ValueError, match="new_error"):
+        topk_encode(grad, None, vector(5), indices, torch.empty(2))
+
+
+def test_empty():
+    encode(torch.empty(0), k=0)
+    out = torch.ones(3)
+    topk_decode_sum(torch.empty(2, 0, dtype=torch.int32), torch.empty(2, 0), out)
+    assert out.tolist() == [0, 0, 0]
+
+
 def sparse_rows(numel: int, k: int, num_rows: int, dtype: torch.dtype, index_dtype: torch.dtype):
     places = [torch.randperm(numel, generator=generator(r))[:k].sort().values for r in range(num_rows)]
     return torch.stack(places).to(index_dtype), torch.randn(num_rows, k, generator=generator()).to(dtype)
