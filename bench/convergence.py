@@ -5,8 +5,8 @@
 A byte-level transformer of 1.3 M parameters on the text of Python's standard library, trained by DDP workers over
 gloo on the unshaped loopback interface, until the held-out loss is far below the 3.1 nats of byte frequencies. The
 learning rate is tuned for plain DDP, on a grid for each optimizer, and reused for all; warm-up, then cosine decay to
-zero. The batch of a step is the same whatever the number of workers, so plain
-DDP with 2 workers is everyone's yardstick, seed by seed.
+zero. The batch of a step is the same whatever the number of workers, so plain DDP with 2 workers is everyone's
+yardstick, seed by seed.
 
 Every finished run is one JSON file in --out, and is not run again. In the end there are a table, summary.json, and
 the curves as a PNG.

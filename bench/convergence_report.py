@@ -29,7 +29,7 @@ def summarise(runs: Sequence[Run], store: Store) -> list[dict[str, Any]]:
             "seeds": [run.seed for run in group],
             "held_out_losses": [store.held_out_loss(run) for run in group],
             "differences": [store.held_out_loss(run) / plain[optimizer, run.seed] - 1 for run in group],
-            "compression_ratio": (store.load(group[0]) or {}).get("compression_ratio", 1.0),
+            "compression_ratio": store.load(group[0]).get("compression_ratio", 1.0),
         }
         for (label, optimizer, num_workers), group in groups.items()
     ]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from thinwire.kernels.cpu.bits import add_signed_, negative_bits, prefetch, set_signed_
 from thinwire.kernels.cpu.compiled import compiled
+from thinwire.kernels.cpu.rows import flat_rows
 
 TILE = 2048  # elements whose temporaries stay in the L1 cache; a multiple of 8
 AHEAD = 512  # elements between what is written and what is fetched to be written next
@@ -35,11 +36,8 @@ def encode(
 
 
 def decode_sum(signs: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
-    # One flat view with a row stride: numba knows a row of a strided matrix to be contiguous no longer.
-    rows, width = signs.shape
-    stride = signs.stride(0)
-    flat = signs.as_strided(((rows - 1) * stride + width,), (1,))
-    _decode_sum(flat.numpy(), stride, scales.numpy(), out.numpy(), block)
+    flat, stride = flat_rows(signs)
+    _decode_sum(flat, stride, scales.numpy(), out.numpy(), block)
 
 
 @compiled
