@@ -112,7 +112,7 @@ def test_load_refuses_another_shape():
 def test_a_failing_compressor_leaves_nothing_to_commit():
     memory, grad = ErrorFeedback(4), torch.tensor([4.0, 3, 2, 1])
     step(memory, grad, commit=False)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="3 bytes"):
         memory.encode(TOP, grad, torch.empty(3, dtype=torch.uint8), KEY)
     memory.commit()
     assert memory.error.tolist() == [0, 0, 0, 0]

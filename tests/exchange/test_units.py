@@ -156,7 +156,7 @@ def run(rank, option, spec):
     for step in range(3):
         gradients = {r.name: batch(rank, 10 * step + i, r.numel) for i, r in enumerate(regions)}
         mean = mean_over_ranks(gradients)
-        unit.values.tensors = list(gradients.values())
+        unit.values.hold(list(gradients.values()))
         context = StepContext(seed=0, step=step, rank=rank, error_unit=lambda _: 1.0)
         for task in unit.steps:
             if isinstance(task, Transfer):

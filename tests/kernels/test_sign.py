@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from thinwire.kernels import num_scales, sign_decode_sum, sign_encode
+from thinwire.kernels import num_scales, sign_decode_sum, sign_encode, sign_nbytes
 from thinwire.kernels.cpu import sign as cpu
 from thinwire.kernels.reference import sign as reference
 
@@ -15,16 +15,21 @@ def vector(numel, seed=0):
 
 def encode(grad, error=None, *, keep=True, block=0, **settings):
     numel = grad.numel()
-    signs = torch.full(((numel + 7) // 8,), 0xA5, dtype=torch.uint8)
-    scales, new_error = torch.full((num_scales(numel, block),), NAN), torch.full((numel,), NAN) if keep else None
-    sign_encode(grad, error, new_error, signs, scales, block=block, **settings)
-    return signs, scales, new_error
+    payload = torch.full((sign_nbytes(numel, block),), 0xA5, dtype=torch.uint8)
+    new_error = torch.full((numel,), NAN) if keep else None
+    sign_encode(grad, error, new_error, payload, block=block, **settings)
+    split = 4 * num_scales(numel, block)
+    return payload[split:], payload[:split].view(torch.float32), new_error
 
 
 def decode(signs, scales, numel, block=0):
     out = torch.full((numel,), NAN)
-    sign_decode_sum(signs, scales, out, block=block)
+    sign_decode_sum(payloads_of(signs, scales), out, block=block)
     return out
+
+
+def payloads_of(signs, scales):
+    return torch.cat([scales.contiguous().view(torch.uint8), signs], dim=1)
 
 
 @pytest.mark.parametrize("numel", SIZES)
@@ -34,11 +39,13 @@ def test_numba_equals_reference(numel, block, with_error):
     grad, error = vector(numel), vector(numel, 1) if with_error else None
     results = []
     for module in (cpu, reference):
-        signs, scales = torch.full(((numel + 7) // 8,), 0xA5, dtype=torch.uint8), torch.empty(num_scales(numel, block))
+        payload = torch.full((sign_nbytes(numel, block),), 0xA5, dtype=torch.uint8)
         new_error, out = torch.empty(numel), torch.empty(numel)
-        module.encode(grad, error, new_error, signs, scales, block or numel, 0.7, 0.25)
+        module.encode(grad, error, new_error, payload, block or numel, 0.7, 0.25)
+        split = 4 * num_scales(numel, block)
+        scales, signs = payload[:split].view(torch.float32), payload[split:]
         row_scales = scales * torch.tensor([[1.0], [2.0], [-0.5]])
-        module.decode_sum(signs.repeat(3, 1), row_scales, out, block or numel)
+        module.decode_sum(payloads_of(signs.repeat(3, 1), row_scales), out, block or numel)
         results.append((signs, scales, new_error, out))
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)  # tiles are summed in float32
@@ -112,12 +119,16 @@ def test_weight_is_on_the_payload_and_not_on_the_error():
 
 
 def test_rows_may_be_apart():
-    numel, rows = 1001, torch.randint(256, (3, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    scales = torch.tensor([[1.0, 9.0], [2.0, 9.0], [4.0, 9.0]])[:, :1]
-    apart = decode(rows[:, 5:131], scales, numel)
-    assert torch.equal(apart, decode(rows[:, 5:131].contiguous(), scales.contiguous(), numel))
-    singles = [decode(rows[r : r + 1, 5:131], scales[r : r + 1], numel) for r in range(3)]
-    assert torch.equal(apart, singles[0] + singles[1] + singles[2])
+    numel, block = 1001, 504
+    nbytes = sign_nbytes(numel, block)
+    rows = torch.randint(256, (3, nbytes + 17), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    payloads = rows[:, :nbytes]
+    payloads[:, :8] = torch.tensor([1.0, 2.0]).view(torch.uint8)
+    outs = [torch.empty(numel) for _ in range(5)]
+    for out, given in zip(outs, [payloads, payloads.contiguous(), *payloads.split(1)], strict=True):
+        sign_decode_sum(given, out, block=block)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2] + outs[3] + outs[4])
 
 
 def test_empty():
@@ -127,15 +138,14 @@ def test_empty():
 
 
 def test_wrong_shapes_are_named():
-    grad, scales = vector(16), torch.empty(1)
-    with pytest.raises(ValueError, match=r"signs has shape \(1,\); the other arguments call for \(2,\)"):
-        sign_encode(grad, None, None, torch.empty(1, dtype=torch.uint8), scales)
-    signs = torch.empty(2, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="scales"):
-        sign_encode(grad, None, None, signs, scales, block=8)
+    grad, payload = vector(16), torch.empty(6, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"payload has shape \(5,\); the other arguments call for \(6,\)"):
+        sign_encode(grad, None, None, payload[:5])
+    with pytest.raises(ValueError, match="payload"):
+        sign_encode(grad, None, None, payload, block=8)
     with pytest.raises(ValueError, match="error"):
-        sign_encode(grad, vector(15), None, signs, scales)
+        sign_encode(grad, vector(15), None, payload)
     with pytest.raises(ValueError, match="new_error"):
-        sign_encode(grad, None, vector(15), signs, scales)
-    with pytest.raises(ValueError, match="scales"):
-        sign_decode_sum(signs.view(1, 2), torch.empty(1, 2), torch.empty(16))
+        sign_encode(grad, None, vector(15), payload)
+    with pytest.raises(ValueError, match="payloads"):
+        sign_decode_sum(payload.repeat(2).view(1, 12), torch.empty(16))

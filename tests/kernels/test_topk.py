@@ -22,10 +22,26 @@ def vector(numel, seed=0):
 def encode(
     grad, error=None, *, k, keep=True, dtype=torch.float32, index_dtype=torch.int32, run=topk_encode, **settings
 ):
-    indices, values = torch.full((k,), -1, dtype=index_dtype), torch.full((k,), NAN, dtype=dtype)
+    payload = torch.full((k * (index_dtype.itemsize + dtype.itemsize),), 0xA5, dtype=torch.uint8)
     new_error = torch.full((grad.numel(),), NAN) if keep else None
-    run(grad, error, new_error, indices, values, **settings)
-    return indices, values, new_error
+    if run is topk_encode:
+        run(grad, error, new_error, payload, index_dtype=index_dtype, value_dtype=dtype, **settings)
+    else:
+        run(grad, error, new_error, payload, k, index_dtype, dtype, **settings)
+    split = k * index_dtype.itemsize
+    return payload[:split].view(index_dtype), payload[split:].view(dtype), new_error
+
+
+def payloads_of(indices, values):
+    return torch.cat([indices.contiguous().view(torch.uint8), values.contiguous().view(torch.uint8)], dim=1)
+
+
+def decode(indices, values, out, run=topk_decode_sum):
+    payloads = payloads_of(indices, values)
+    if run is topk_decode_sum:
+        run(payloads, out, index_dtype=indices.dtype, value_dtype=values.dtype)
+    else:
+        run(payloads, out, indices.shape[1], indices.dtype, values.dtype)
 
 
 def assert_equals_reference(grad, error, k, dtype=torch.float16):
@@ -122,7 +138,7 @@ def test_new_error_may_be_none_or_error_itself(numel, with_error):
     assert torch.equal(grad, vector(numel))
     if with_error:
         assert torch.equal(error, vector(numel, 1))
-        topk_encode(grad, error, error, indices, values)
+        topk_encode(grad, error, error, torch.empty(17 * 8, dtype=torch.uint8), value_dtype=torch.float32)
         assert torch.equal(error, new_error)
 
 
@@ -142,21 +158,21 @@ def test_last_of_many_in_half_precision():
 
 
 def test_wrong_shapes_are_named():
-    grad, indices = vector(4), torch.empty(2, dtype=torch.int32)
+    grad, payload = vector(4), torch.empty(12, dtype=torch.uint8)
     with pytest.raises(ValueError, match="cannot select 5 of 4"):
-        topk_encode(grad, None, None, torch.empty(5, dtype=torch.int32), torch.empty(5))
-    with pytest.raises(ValueError, match="values"):
-        topk_encode(grad, None, None, indices, torch.empty(3))
+        topk_encode(grad, None, None, torch.empty(30, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=r"13 bytes is no number of torch\.int32 and torch\.float16"):
+        topk_encode(grad, None, None, torch.empty(13, dtype=torch.uint8))
     with pytest.raises(ValueError, match="error"):
-        topk_encode(grad, vector(3), None, indices, torch.empty(2))
+        topk_encode(grad, vector(3), None, payload)
     with pytest.raises(ValueError, match="new_error"):
-        topk_encode(grad, None, vector(5), indices, torch.empty(2))
+        topk_encode(grad, None, vector(5), payload)
 
 
 def test_empty():
     encode(torch.empty(0), k=0)
     out = torch.ones(3)
-    topk_decode_sum(torch.empty(2, 0, dtype=torch.int32), torch.empty(2, 0), out)
+    decode(torch.empty(2, 0, dtype=torch.int32), torch.empty(2, 0), out)
     assert out.tolist() == [0, 0, 0]
 
 
@@ -172,38 +188,40 @@ def sparse_rows(numel: int, k: int, num_rows: int, dtype: torch.dtype, index_dty
 def test_decode_sum_equals_reference(numel, start, dtype, index_dtype):
     indices, values = sparse_rows(numel, max(1, numel // 3), 3, dtype, index_dtype)
     expected = torch.empty(numel)
-    reference.decode_sum(indices, values.float(), expected)
+    decode(indices, values, expected, reference.decode_sum)
     around = torch.full((numel + 40,), 7.0)  # results start anywhere in a cache line, and end there
-    topk_decode_sum(indices, values, around[start : start + numel])
+    decode(indices, values, around[start : start + numel])
     assert torch.equal(around[start : start + numel], expected)
     assert (around[:start] == 7).all()
     assert (around[start + numel :] == 7).all()
     apart = torch.empty(numel)
-    topk_decode_sum(indices.repeat(1, 2)[:, : indices.shape[1]], values.repeat(1, 2)[:, : indices.shape[1]], apart)
+    rows = payloads_of(indices, values)
+    rows_apart = torch.nn.functional.pad(rows, (0, 13))[:, : rows.shape[1]]
+    topk_decode_sum(rows_apart, apart, index_dtype=index_dtype, value_dtype=dtype)
     assert torch.equal(apart, expected)
 
 
 def test_decode_sum_keeps_non_finite_values():
     out = torch.empty(40)
-    topk_decode_sum(torch.tensor([[1, 5], [5, 39]]), torch.tensor([[float("nan"), 2.0], [float("inf"), -1.0]]), out)
+    decode(torch.tensor([[1, 5], [5, 39]]), torch.tensor([[float("nan"), 2.0], [float("inf"), -1.0]]), out)
     assert torch.isnan(out[1])
     assert out[5] == float("inf")
     assert out[39] == -1
 
 
 @pytest.mark.parametrize(("index", "why"), [(-1, "do not ascend from 0"), (10, "outside"), (2**31 - 1, "outside")])
-@pytest.mark.parametrize("decode", [topk_decode_sum, reference.decode_sum])
-def test_decode_sum_refuses_indices_outside(index, why, decode):
+@pytest.mark.parametrize("run", [topk_decode_sum, reference.decode_sum])
+def test_decode_sum_refuses_indices_outside(index, why, run):
     with pytest.raises(IndexError, match=why):
-        decode(torch.tensor([[3, index]], dtype=torch.int32), torch.ones(1, 2), torch.zeros(10))
+        decode(torch.tensor([[3, index]], dtype=torch.int32), torch.ones(1, 2), torch.zeros(10), run)
 
 
-@pytest.mark.parametrize("decode", [topk_decode_sum, reference.decode_sum])
-def test_decode_sum_refuses_indices_that_do_not_ascend(decode):
+@pytest.mark.parametrize("run", [topk_decode_sum, reference.decode_sum])
+def test_decode_sum_refuses_indices_that_do_not_ascend(run):
     with pytest.raises(IndexError, match="ascend"):
-        decode(torch.tensor([[4000, 3]], dtype=torch.int32), torch.ones(1, 2), torch.zeros(5000))
+        decode(torch.tensor([[4000, 3]], dtype=torch.int32), torch.ones(1, 2), torch.zeros(5000), run)
 
 
-def test_decode_sum_refuses_other_shapes():
-    with pytest.raises(ValueError, match="values"):
-        topk_decode_sum(torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, 3), torch.zeros(10))
+def test_decode_sum_refuses_other_sizes():
+    with pytest.raises(ValueError, match="13 bytes"):
+        topk_decode_sum(torch.zeros(1, 13, dtype=torch.uint8), torch.zeros(10))

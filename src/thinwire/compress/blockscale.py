@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.compress.base import Compressor, Key, payload_part
 from thinwire.compress.registry import register
-from thinwire.kernels import blockscale_decode_sum, blockscale_encode, num_scales
+from thinwire.kernels import all_finite, blockscale_decode_sum, blockscale_encode, num_scales
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class _BlockScale(Compressor):
         # A block begun adds a scale of 4 bytes and at least one code.
         nbytes = payloads.shape[-1]
         count = -(-nbytes // (4 + self.block)) if self.block else min(nbytes, 1)
-        return bool(torch.isfinite(payload_part(payloads, 0, 4 * count, torch.float32)).all())
+        return all_finite(payloads, 0, 4 * count, torch.float32)
 
     def encode_with_error(
         self,

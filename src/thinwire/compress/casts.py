@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thinwire.compress.base import Compressor, Key
 from thinwire.compress.registry import register
+from thinwire.kernels import all_finite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +34,7 @@ class _Cast(Compressor):
             out.add_(row)
 
     def is_finite(self, payloads: Tensor) -> bool:
-        return bool(torch.isfinite(payloads.view(self.dtype)).all())
+        return all_finite(payloads, 0, payloads.shape[1], self.dtype)
 
     def encode_with_error(
         self,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.compress.base import Compressor, Key, payload_part
 from thinwire.compress.registry import register
-from thinwire.kernels import dither_decode_sum, dither_encode, num_scales
+from thinwire.kernels import all_finite, dither_decode_sum, dither_encode, num_scales
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class _Dithering(Compressor):
         # A block begun adds a scale of 4 bytes and at least one byte of codes.
         nbytes, per_block = payloads.shape[-1], 4 + self.bits * self.block // 8
         count = -(-nbytes // per_block) if self.block else min(nbytes, 1)
-        return bool(torch.isfinite(payload_part(payloads, 0, 4 * count, torch.float32)).all())
+        return all_finite(payloads, 0, 4 * count, torch.float32)
 
     def encode_with_error(
         self,

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.base import Compressor, Key
+from thinwire.kernels import is_zero
 
 
 class ErrorFeedback:
@@ -55,7 +56,7 @@ class ErrorFeedback:
         step, and DDP throws away what is exchanged for a parameter that no rank used.
         """
         self._pending = False
-        if _is_zero(grad):
+        if is_zero(grad):
             compressor.encode(grad, payload, key, weight=weight)
             return
         scale = 1.0 if self._is_zero else unit / self._unit
@@ -84,11 +85,6 @@ class ErrorFeedback:
         if error.shape != self._current.shape:
             raise ValueError(f"error memory of shape {tuple(self._current.shape)} cannot load {tuple(error.shape)}")
         self._current.copy_(error)
-        self._is_zero = _is_zero(error)
+        self._is_zero = is_zero(error)
         self._unit = unit
         self._pending = False
-
-
-def _is_zero(x: Tensor) -> bool:
-    # Looking at a few elements first spares nearly every gradient the whole pass.
-    return not bool(x[:8].any()) and not bool(x.any())

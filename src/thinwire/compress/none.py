@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thinwire.compress.base import Compressor, Key
 from thinwire.compress.registry import register
+from thinwire.kernels import all_finite
 
 
 @register
@@ -38,4 +39,4 @@ class Identity(Compressor):
             out.add_(row)
 
     def is_finite(self, payloads: Tensor) -> bool:
-        return bool(torch.isfinite(payloads.view(torch.float32)).all())
+        return all_finite(payloads, 0, payloads.shape[1], torch.float32)

@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compress.base import Compressor, Key, payload_part
+from thinwire.compress.base import Compressor, Key
 from thinwire.compress.registry import register
-from thinwire.kernels import num_scales, sign_decode_sum, sign_encode
+from thinwire.kernels import all_finite, sign_decode_sum, sign_encode, sign_nbytes
 
 
 @register
@@ -31,21 +31,19 @@ class OneBit(Compressor):
             raise ValueError(f"block is 0 (one scale in all) or a positive multiple of 8, not {self.block!r}")
 
     def payload_nbytes(self, numel: int) -> int:
-        return 4 * num_scales(numel, self.block) + (numel + 7) // 8
+        return sign_nbytes(numel, self.block)
 
     def encode(self, x: Tensor, payload: Tensor, key: Key, *, weight: float = 1.0) -> None:
-        scales, signs = self._parts(payload, x.numel())
-        sign_encode(x, None, None, signs, scales, block=self.block, weight=weight)
+        sign_encode(x, None, None, payload, block=self.block, weight=weight)
 
     def decode(self, payloads: Tensor, out: Tensor, key: Key) -> None:
-        scales, signs = self._parts(payloads, out.numel())
-        sign_decode_sum(signs, scales, out, block=self.block)
+        sign_decode_sum(payloads, out, block=self.block)
 
     def is_finite(self, payloads: Tensor) -> bool:
         # A vector of n elements has s scales: 4s bytes of them and ⌈n / 8⌉ of signs; blocks hold whole bytes.
         nbytes, per_block = payloads.shape[-1], 4 + self.block // 8
         count = -(-nbytes // per_block) if self.block else min(nbytes, 1)
-        return bool(torch.isfinite(payload_part(payloads, 0, 4 * count, torch.float32)).all())
+        return all_finite(payloads, 0, 4 * count, torch.float32)
 
     def encode_with_error(
         self,
@@ -58,10 +56,4 @@ class OneBit(Compressor):
         weight: float = 1.0,
         error_scale: float = 1.0,
     ) -> None:
-        scales, signs = self._parts(payload, grad.numel())
-        sign_encode(grad, error, new_error, signs, scales, block=self.block, error_scale=error_scale, weight=weight)
-
-    def _parts(self, payload: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        """Views of the scales and of the signs, of one payload or of rows of them."""
-        split = 4 * num_scales(numel, self.block)
-        return payload_part(payload, 0, split, torch.float32), payload[..., split:]
+        sign_encode(grad, error, new_error, payload, block=self.block, error_scale=error_scale, weight=weight)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thinwire.compress.base import Compressor, Key, num_selected, payload_part
 from thinwire.compress.registry import register
-from thinwire.kernels import strata_put_, strata_take
+from thinwire.kernels import all_finite, strata_put_, strata_take
 
 _DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 
@@ -72,7 +72,7 @@ class RandomK(Compressor):
         strata_put_(out, rows, key=key.shared(), scaled=self.scaled, clear=True)
 
     def is_finite(self, payloads: Tensor) -> bool:
-        return bool(torch.isfinite(payload_part(payloads, 0, payloads.shape[1], self.sum_dtype)).all())
+        return all_finite(payloads, 0, payloads.shape[1], self.sum_dtype)
 
     def encode_with_error(
         self,

@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.compress.base import Compressor, Key, num_selected, payload_part
+from thinwire.compress.base import Compressor, Key, num_selected
 from thinwire.compress.registry import register
-from thinwire.kernels import topk_decode_sum, topk_encode
+from thinwire.kernels import all_finite, topk_decode_sum, topk_encode
 
 _VALUE_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 _INT32_MAX = torch.iinfo(torch.int32).max
@@ -43,19 +43,20 @@ class TopK(Compressor):
         return num_selected(self.ratio, numel)
 
     def payload_nbytes(self, numel: int) -> int:
-        return self.num_values(numel) * (_index_dtype(numel).itemsize + self._value_dtype.itemsize)
+        return self.num_values(numel) * (_index_dtype(numel).itemsize + _VALUE_DTYPES[self.values].itemsize)
 
     def encode(self, x: Tensor, payload: Tensor, key: Key, *, weight: float = 1.0) -> None:
-        indices, values = self._parts(payload)
-        topk_encode(x, None, None, indices, values, weight=weight)
+        self._encode(x, None, None, payload, 1.0, weight)
 
     def decode(self, payloads: Tensor, out: Tensor, key: Key) -> None:
-        indices, values = self._parts(payloads)
-        topk_decode_sum(indices, values, out)
+        topk_decode_sum(payloads, out, index_dtype=_index_dtype(out.numel()), value_dtype=_VALUE_DTYPES[self.values])
 
     def is_finite(self, payloads: Tensor) -> bool:
-        _, values = self._parts(payloads)
-        return bool(torch.isfinite(values).all())
+        nbytes, value_dtype = payloads.shape[-1], _VALUE_DTYPES[self.values]
+        # The size tells the index type: no vector that int32 can index has a payload as large as one that it cannot.
+        index_dtype = torch.int32 if nbytes <= self.payload_nbytes(_INT32_MAX) else torch.int64
+        first_value = nbytes // (index_dtype.itemsize + value_dtype.itemsize) * index_dtype.itemsize
+        return all_finite(payloads, first_value, nbytes, value_dtype)
 
     def encode_with_error(
         self,
@@ -68,20 +69,27 @@ class TopK(Compressor):
         weight: float = 1.0,
         error_scale: float = 1.0,
     ) -> None:
-        indices, values = self._parts(payload)
-        topk_encode(grad, error, new_error, indices, values, error_scale=error_scale, weight=weight)
+        self._encode(grad, error, new_error, payload, error_scale, weight)
 
-    @property
-    def _value_dtype(self) -> torch.dtype:
-        return _VALUE_DTYPES[self.values]
-
-    def _parts(self, payload: Tensor) -> tuple[Tensor, Tensor]:
-        """Views of the indices and of the values, of one payload or of rows of them."""
-        nbytes = payload.shape[-1]
-        # The size tells the index type: no vector that int32 can index has a payload as large as one that it cannot.
-        index_dtype = torch.int32 if nbytes <= self.payload_nbytes(_INT32_MAX) else torch.int64
-        split = nbytes // (index_dtype.itemsize + self._value_dtype.itemsize) * index_dtype.itemsize
-        return payload_part(payload, 0, split, index_dtype), payload_part(payload, split, nbytes, self._value_dtype)
+    def _encode(
+        self,
+        grad: Tensor,
+        error: Tensor | None,
+        new_error: Tensor | None,
+        payload: Tensor,
+        error_scale: float,
+        weight: float,
+    ) -> None:
+        topk_encode(
+            grad,
+            error,
+            new_error,
+            payload,
+            index_dtype=_index_dtype(grad.numel()),
+            value_dtype=_VALUE_DTYPES[self.values],
+            error_scale=error_scale,
+            weight=weight,
+        )
 
 
 def _index_dtype(numel: int) -> torch.dtype:

@@ -15,6 +15,9 @@ from thinwire.lab.ranks import supervise
 Event = dict[str, Any]
 
 _TAIL_LINES = 30
+_KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""For glibc, which else gives freed gradients back to the kernel now and then, and gets them anew page by page: in some
+steps and not in others, whatever the mode. 32 MiB is the most that it takes."""
 
 
 class WorkerError(RuntimeError):
@@ -56,7 +59,7 @@ def run_job(
             status = _run_on_loopback(command, num_workers, on_line, timeout_seconds)
         else:
             with Lab(num_workers=num_workers, shape=shape) as lab:
-                status = lab.run(command, timeout_seconds=timeout_seconds, on_line=on_line)
+                status = lab.run(command, env=_KEEP_FREED_MEMORY, timeout_seconds=timeout_seconds, on_line=on_line)
     except TimeoutError as error:
         raise WorkerError("\n".join([str(error), *tail])) from error
     if status:
@@ -83,7 +86,7 @@ def _run_on_loopback(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **_KEEP_FREED_MEMORY, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(num_workers)
     ]

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ from thinwire.exchange.stats import Figures, Stats
 from thinwire.exchange.workers import WorkerPool
 from thinwire.strategy import Choice
 
+FUSED_BYTES = 64 << 10
+"""Uncompressed gradients of fewer bytes wait for those of the next bucket: they cost less than another collective."""
+
 
 class ExchangeError(RuntimeError):
     """The exchange cannot go on: names the step, the unit and the task that failed, and the cause.
@@ -45,6 +49,8 @@ class _StepRun:
     context: StepContext
     figures: Figures = field(default_factory=Figures)
     buckets: "list[_BucketRun]" = field(default_factory=list)
+    waiting: "dict[torch.dtype, list[tuple[_BucketRun, Sequence[Tensor]]]]" = field(default_factory=dict)
+    """Small uncompressed gradients that will share a collective."""
     num_open: int = 0
     finite: bool = True
     backward_ended: float | None = None
@@ -64,6 +70,18 @@ class _BucketRun:
     delivered: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What a bucket's buffer holds, and what is done with it."""
+
+    buffer: Tensor
+    plan: BucketPlan
+    flats: Sequence[Tensor]
+    """The gradients, one-dimensional: views, or copies of what is not contiguous."""
+    strided: Sequence[tuple[Tensor, Tensor]]
+    """The latter, with their copies."""
+
+
 @dataclass(slots=True)
 class _UnitRun:
     """One unit under way: the number of its next step, and its places in the lanes."""
@@ -77,8 +95,8 @@ class _UnitRun:
 class Exchange:
     """Exchanges the gradients of every bucket that DDP hands over.
 
-    Encoding and decoding run on worker threads, collectives in the backend's; backward's own thread only starts them.
-    Encoding goes before decoding, because the network waits for it.
+    Backward's own thread starts what it can; everything that follows runs on worker threads, which collectives in the
+    backend's threads only wake up. Encoding goes before decoding, because the network waits for it.
     """
 
     def __init__(
@@ -121,8 +139,11 @@ class Exchange:
         self._timeout_seconds = comm.timeout_of(group, memory.device).total_seconds()
         self._compresses = any(choice.option.compresses for choice in choices.values())
         self._plans: dict[int, tuple[Sequence[str], BucketPlan]] = {}
+        self._layouts: dict[int, _Layout] = {}
         self._lanes = [Lane() for _ in phase_groups]
         self._pool = WorkerPool(num_threads)
+        # At the end of the process too, or when nobody refers to the exchange any more.
+        self._close_pool = weakref.finalize(self, self._pool.close)
         self._lock = threading.Lock()
         self._num_under_way = 0  # collectives
         self._all_ended = threading.Condition(self._lock)
@@ -131,7 +152,9 @@ class Exchange:
 
     def close(self) -> None:
         """End the worker threads. Nothing may be under way."""
-        self._pool.close()
+        self._close_pool()
+        self._layouts.clear()
+        self._plans.clear()
 
     # Backward's thread: one call for every bucket, in the same order on all ranks.
 
@@ -145,25 +168,23 @@ class Exchange:
             self._raise_failure()
         step = self._run or self._begin_step()
         buffer, is_last = bucket.buffer(), bucket.is_last()
-        plan = None if buffer.is_sparse or self.step < self._start_step else self._plan_of(bucket)
-        if plan is None or not plan.units:
+        layout = None if buffer.is_sparse or self.step < self._start_step else self._lay_out(bucket, buffer)
+        if layout is None or not layout.plan.units:
             run = self._open(step, buffer, num_parts=1, is_last=is_last)
             result = run.done.then(self._deliver)
             self._allreduce_whole(run)
-            return result
-        gradients = _gradients(bucket)
-        flats = [g.reshape(-1) for g in gradients]  # views, or copies of what is not contiguous
-        strided = [(g, flat) for g, flat in zip(gradients, flats, strict=True) if not g.is_contiguous()]
-        num_parts = len(plan.units) + bool(plan.plain)
-        run = self._open(step, buffer, num_parts=num_parts, is_last=is_last, strided=strided)
-        result = run.done.then(self._deliver)
-        if plan.plain:
-            self._allreduce_some(run, [flats[i] for i in plan.plain])
-        for unit, owners in plan.units:
-            unit.values.tensors = [flats[i][r.start : r.stop] for i, r in zip(owners, unit.regions, strict=True)]
-            places = [self._lanes[s.phase].reserve() for s in unit.steps if isinstance(s, Transfer)]
-            step.figures.payload_bytes += unit.sent_bytes
-            self._advance(_UnitRun(unit, run, places))
+        else:
+            plan = layout.plan
+            num_parts = len(plan.units) + bool(plan.plain)
+            run = self._open(step, buffer, num_parts=num_parts, is_last=is_last, strided=layout.strided)
+            result = run.done.then(self._deliver)
+            if plan.plain:
+                step.waiting.setdefault(buffer.dtype, []).append((run, [layout.flats[i] for i in plan.plain]))
+            for unit, _ in plan.units:
+                places = [self._lanes[s.phase].reserve() for s in unit.steps if isinstance(s, Transfer)]
+                step.figures.payload_bytes += unit.sent_bytes
+                self._advance(_UnitRun(unit, run, places))
+        self._allreduce_waiting(step, all_of_them=is_last)
         return result
 
     def _begin_step(self) -> _StepRun:
@@ -193,11 +214,24 @@ class Exchange:
             self._raise_failure()
         return run
 
-    def _plan_of(self, bucket: GradBucket) -> BucketPlan:
+    def _lay_out(self, bucket: GradBucket, buffer: Tensor) -> _Layout:
+        known = self._layouts.get(bucket.index())
+        # The same memory is the same bucket: as long as it is referred to here, nothing else can be in its place.
+        if known is None or known.strided or known.buffer.data_ptr() != buffer.data_ptr():
+            plan = self._plan_of(bucket, buffer)
+            gradients = _gradients(bucket)
+            flats = [g.reshape(-1) for g in gradients]
+            strided = [(g, flat) for g, flat in zip(gradients, flats, strict=True) if not g.is_contiguous()]
+            for unit, owners in plan.units:
+                unit.values.hold([flats[i][r.start : r.stop] for i, r in zip(owners, unit.regions, strict=True)])
+            known = self._layouts[bucket.index()] = _Layout(buffer, plan, flats, strided)
+        return known
+
+    def _plan_of(self, bucket: GradBucket, buffer: Tensor) -> BucketPlan:
         names = [self._names[id(p)] for p in bucket.parameters()]
         known = self._plans.get(bucket.index())
         if known is None or known[0] != names:  # DDP rebuilds its buckets after the first step
-            packable = bucket.buffer().dtype in (torch.float16, torch.bfloat16, torch.float32)
+            packable = buffer.dtype in (torch.float16, torch.bfloat16, torch.float32)
             choices = [(name, self._choices[name]) for name in names]
             known = self._plans[bucket.index()] = (
                 names,
@@ -208,28 +242,39 @@ class Exchange:
     def _allreduce_whole(self, run: _BucketRun) -> None:
         buffer = run.buffer
         buffer.div_(self._size)
-        self._allreduce(run, buffer, lambda: None)
+        self._allreduce(run.step, [run], buffer, lambda: None)
 
-    def _allreduce_some(self, run: _BucketRun, gradients: Sequence[Tensor]) -> None:
+    def _allreduce_waiting(self, step: _StepRun, *, all_of_them: bool) -> None:
+        for dtype, waiting in list(step.waiting.items()):
+            gradients = [g for _, of_bucket in waiting for g in of_bucket]
+            if all_of_them or sum(g.numel() for g in gradients) * dtype.itemsize >= FUSED_BYTES:
+                del step.waiting[dtype]
+                self._allreduce_fused(step, [run for run, _ in waiting], gradients)
+
+    def _allreduce_fused(self, step: _StepRun, runs: Sequence[_BucketRun], gradients: Sequence[Tensor]) -> None:
         fused = torch.cat(list(gradients)).div_(self._size)
 
         def write_back() -> None:
             torch._foreach_copy_(list(gradients), list(torch.split(fused, [g.numel() for g in gradients])))
 
-        self._allreduce(run, fused, write_back)
+        self._allreduce(step, runs, fused, write_back)
 
-    def _allreduce(self, run: _BucketRun, values: Tensor, finish: Callable[[], None]) -> None:
+    def _allreduce(
+        self, step: _StepRun, runs: Sequence[_BucketRun], values: Tensor, finish: Callable[[], None]
+    ) -> None:
         """Start a plain all-reduce over DDP's own group, as DDP itself would (design, contract 8)."""
         if not values.is_sparse:
-            run.step.figures.payload_bytes += self._allreduce_bytes(values)
+            step.figures.payload_bytes += self._allreduce_bytes(values)
         label = f"of {values.numel()} uncompressed elements"
 
         def arrived() -> None:
             finish()
             # Errors are kept or dropped for the whole step, so an Inf or NaN counts wherever it is.
-            self._part_done(run, not self._compresses or _is_finite(values))
+            finite = not self._compresses or _is_finite(values)
+            for run in runs:
+                self._part_done(run, finite)
 
-        self._start(run.step, label, "allreduce@flat", partial(comm.allreduce, self._group, values), arrived)
+        self._start(step, label, "allreduce@flat", partial(comm.allreduce, self._group, values), arrived)
 
     def _allreduce_bytes(self, values: Tensor) -> int:
         return 2 * (self._size - 1) * values.numel() * values.element_size() // self._size
@@ -249,14 +294,7 @@ class Exchange:
     def _start(
         self, step: _StepRun, unit: str, task: str, start: Callable[[], "Future[object]"], then: Callable[[], None]
     ) -> None:
-        """Start a collective, unless the exchange has failed; ``then`` follows in the backend's thread."""
-
-        def arrived(future: "Future[object]") -> None:
-            with self._failing(step, unit, task):
-                future.value()
-                then()
-            self._ended(step)
-
+        """Start a collective, unless the exchange has failed; ``then`` follows on a worker thread."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -267,7 +305,15 @@ class Exchange:
             self._fail(step, unit, task, error)
             self._ended(step)
         else:
-            future.add_done_callback(arrived)
+            future.add_done_callback(self._pool.handing_over(partial(self._arrived, step, unit, task, then)))
+
+    def _arrived(
+        self, step: _StepRun, unit: str, task: str, then: Callable[[], None], future: "Future[object]"
+    ) -> None:
+        with self._failing(step, unit, task):
+            future.value()
+            then()
+        self._ended(step)
 
     def _ended(self, step: _StepRun) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
 """An option made executable for one unit: every task with the buffers it reads and writes, laid out beforehand."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -27,20 +27,30 @@ class StepContext:
     """By parameter name; see :class:`thinwire.compress.ErrorFeedback`."""
 
 
-@dataclass(slots=True)
 class Values:
     """The uncompressed regions that a unit holds between two tasks: flat float32 tensors, or slices of gradients."""
 
-    regions: Sequence[Region]
-    tensors: list[Tensor]
+    __slots__ = ("_parts", "_tensors", "regions")
+
+    def __init__(self, regions: Sequence[Region], tensors: Sequence[Tensor] = ()) -> None:
+        self.regions = regions
+        self.hold(tensors)
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Set the tensor of every region."""
+        self._tensors = tensors
+        self._parts: dict[tuple[int, int, int], Tensor] = {}
 
     def part(self, region: Region, holder: int) -> Tensor:
         """The elements of ``region``, which lies within the ``holder``-th of the held regions; a view."""
-        start = region.start - self.regions[holder].start
-        return self.tensors[holder][start : start + region.numel]
+        key = (holder, region.start, region.stop)
+        if (part := self._parts.get(key)) is None:
+            start = region.start - self.regions[holder].start
+            part = self._parts[key] = self._tensors[holder][start : start + region.numel]
+        return part
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Item:
     """One region, its payloads in a buffer, and what else its compression needs."""
 
@@ -49,6 +59,11 @@ class _Item:
     payloads: Tensor
     key: int
     feedback: ErrorFeedback | None = None
+    payload: Tensor = field(init=False)
+    """The first of them: where it is encoded to."""
+
+    def __post_init__(self) -> None:
+        self.payload = self.payloads[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +79,10 @@ class Encode:
     def run(self, ctx: StepContext) -> None:
         """Encode; new errors are held until they are committed."""
         for item in self.items:
-            x = self.source.part(item.region, item.holder).float()  # a view where it is float32 already
-            key = Key(ctx.seed, ctx.step, item.key, ctx.rank)
-            payload = item.payloads[0]
+            x = self.source.part(item.region, item.holder)
+            if x.dtype is not torch.float32:
+                x = x.float()
+            key, payload = Key(ctx.seed, ctx.step, item.key, ctx.rank), item.payload
             if item.feedback is None:
                 self.compressor.encode(x, payload, key, weight=self.weight)
             else:
@@ -133,8 +149,8 @@ class Unit:
         device: torch.device,
     ) -> None:
         self.regions = list(regions)
-        self.values = Values(self.regions, [])
-        """The gradients' slices, set anew in every step; the result is written over them."""
+        self.values = Values(self.regions)
+        """The gradients' slices; the result is written over them."""
         self.label = str(regions[0]) if len(regions) == 1 else f"{regions[0]} and {len(regions) - 1} more"
         self.steps = _Compilation(self.values, groups, rank, memory, device).run(option, compressor)
         self.numel = sum(r.numel for r in regions)

@@ -3,7 +3,12 @@
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class WorkerPool:
@@ -25,12 +30,25 @@ class WorkerPool:
         """Run ``work`` on one of the threads."""
         self._queue.put((priority, next(self._count), work))
 
+    def handing_over(self, work: Callable[[T], None]) -> Callable[[T], None]:
+        """A callback, for one call by a thread that is not ours, that has ``work`` done here with its argument.
+
+        Such threads belong to a process group, and end with it. So nothing is done there: what touches Python when the
+        interpreter shuts down aborts the process, and if the last reference to the group were dropped there, its
+        thread would wait for itself.
+        """
+        held = [work]
+        return lambda argument: self.submit(partial(held.pop(), argument), priority=0)
+
     def close(self) -> None:
         """End the threads once all submitted work is done, and wait for that."""
         for _ in self._threads:
             self._queue.put((1 << 62, next(self._count), None))
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():
+                thread.join()
+        # For a thread that is just leaving a callback of :meth:`handing_over`, and wants the GIL once more.
+        time.sleep(0.01)
 
     def _serve(self) -> None:
         while (work := self._queue.get()[2]) is not None:

@@ -2,19 +2,23 @@
 
 from thinwire.kernels.blockscale import blockscale_decode_sum, blockscale_encode
 from thinwire.kernels.dither import dither_decode_sum, dither_encode
+from thinwire.kernels.finite import all_finite, is_zero
 from thinwire.kernels.random import uniform_
-from thinwire.kernels.sign import num_scales, sign_decode_sum, sign_encode
+from thinwire.kernels.sign import num_scales, sign_decode_sum, sign_encode, sign_nbytes
 from thinwire.kernels.strata import strata_put_, strata_take
 from thinwire.kernels.topk import topk_decode_sum, topk_encode
 
 __all__ = [
+    "all_finite",
     "blockscale_decode_sum",
     "blockscale_encode",
     "dither_decode_sum",
     "dither_encode",
+    "is_zero",
     "num_scales",
     "sign_decode_sum",
     "sign_encode",
+    "sign_nbytes",
     "strata_put_",
     "strata_take",
     "topk_decode_sum",

@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-F = TypeVar("F", bound=Callable[..., None])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def pick(device: torch.device, *, cpu: F, reference: F) -> F:
@@ -19,7 +19,7 @@ def as_float32(x: Tensor) -> Tensor:
 
     Kernels have one arithmetic, so 16-bit and float64 gradients, strided ones too, take this one way in.
     """
-    return x.to(torch.float32).contiguous()
+    return x if x.dtype is torch.float32 and x.is_contiguous() else x.to(torch.float32).contiguous()
 
 
 def expect_shape(name: str, x: Tensor, *shape: int) -> None:

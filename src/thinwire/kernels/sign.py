@@ -12,12 +12,16 @@ def num_scales(numel: int, block: int) -> int:
     return -(-numel // (block or max(numel, 1)))
 
 
+def sign_nbytes(numel: int, block: int) -> int:
+    """How many bytes the scales and signs of a vector are."""
+    return 4 * num_scales(numel, block) + (numel + 7) // 8
+
+
 def sign_encode(
     grad: Tensor,
     error: Tensor | None,
     new_error: Tensor | None,
-    signs: Tensor,
-    scales: Tensor,
+    payload: Tensor,
     *,
     block: int = 0,
     error_scale: float = 1.0,
@@ -30,10 +34,10 @@ def sign_encode(
         error: float32, like ``grad``; None stands for zeros.
         new_error: float32, contiguous, like ``grad``; overwritten. May be ``error`` itself, or None. With non-finite
             input it receives garbage.
-        signs: uint8 ``[⌈n / 8⌉]``, contiguous; overwritten. Bit i of byte j is 1 where element 8j + i is negative:
-            0 for −0.0 and NaN, and past the end.
-        scales: float32 ``[num_scales(n, block)]``, contiguous; overwritten with ``weight * mean |q|`` of each block,
-            summed in float64. Finite exactly if all of the block is (and the weighted mean fits float32).
+        payload: uint8 ``[sign_nbytes(n, block)]``, contiguous; overwritten. First the scales, float32, one for each
+            block: ``weight * mean |q|``, summed in float64; finite exactly if all of the block is (and the weighted
+            mean fits float32). Then the signs: bit i of byte j is 1 where element 8j + i is negative: 0 for −0.0 and
+            NaN, and past the end.
         block: elements that share a scale, a multiple of 8; 0: all of them.
         error_scale: factor on ``error``.
         weight: factor on what the payload decodes to, and not on the error.
@@ -45,8 +49,7 @@ def sign_encode(
     """
     grad = as_float32(grad)
     numel = grad.numel()
-    expect_shape("signs", signs, (numel + 7) // 8)
-    expect_shape("scales", scales, num_scales(numel, block))
+    expect_shape("payload", payload, sign_nbytes(numel, block))
     if error is not None:
         error = as_float32(error)
         expect_shape("error", error, numel)
@@ -54,24 +57,22 @@ def sign_encode(
         expect_shape("new_error", new_error, numel)
     if numel:
         run = pick(grad.device, cpu=cpu.encode, reference=reference.encode)
-        run(grad, error, new_error, signs, scales, block or numel, error_scale, weight)
+        run(grad, error, new_error, payload, block or numel, error_scale, weight)
 
 
-def sign_decode_sum(signs: Tensor, scales: Tensor, out: Tensor, *, block: int = 0) -> None:
+def sign_decode_sum(payloads: Tensor, out: Tensor, *, block: int = 0) -> None:
     """Write ``out = Σ_rows ±scale``: what ``m`` payloads of :func:`sign_encode` add up to.
 
     Args:
-        signs: uint8 ``[m, ⌈n / 8⌉]``, rows contiguous, any stride between them; m ≥ 1.
-        scales: float32 ``[m, num_scales(n, block)]``, likewise.
+        payloads: uint8 ``[m, sign_nbytes(n, block)]``, rows contiguous, any stride between them; m ≥ 1.
         out: float32 ``[n]``, contiguous; overwritten. Rows are added in order.
         block: as it was encoded with.
 
     Raises:
         ValueError: if a shape does not fit ``out``.
     """
-    numel, rows = out.numel(), signs.shape[0]
-    expect_shape("signs", signs, rows, (numel + 7) // 8)
-    expect_shape("scales", scales, rows, num_scales(numel, block))
+    numel = out.numel()
+    expect_shape("payloads", payloads, payloads.shape[0], sign_nbytes(numel, block))
     if numel:
         run = pick(out.device, cpu=cpu.decode_sum, reference=reference.decode_sum)
-        run(signs, scales, out, block or numel)
+        run(payloads, out, block or numel)

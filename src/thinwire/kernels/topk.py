@@ -1,5 +1,6 @@
 """The k elements of largest magnitude, exactly; and what such sparse vectors add up to."""
 
+import torch
 from torch import Tensor
 
 from thinwire.kernels.cpu import topk as cpu
@@ -11,9 +12,10 @@ def topk_encode(
     grad: Tensor,
     error: Tensor | None,
     new_error: Tensor | None,
-    indices: Tensor,
-    values: Tensor,
+    payload: Tensor,
     *,
+    index_dtype: torch.dtype = torch.int32,
+    value_dtype: torch.dtype = torch.float16,
     error_scale: float = 1.0,
     weight: float = 1.0,
 ) -> None:
@@ -25,11 +27,13 @@ def topk_encode(
     Args:
         grad: 1-D, any float dtype and stride; computed in float32. Not changed.
         error: float32, like ``grad``; None stands for zeros.
-        new_error: float32, contiguous, like ``grad``; overwritten with q, less ``values / weight`` at ``indices``. May
+        new_error: float32, contiguous, like ``grad``; overwritten with q, less ``value / weight`` where it is sent. May
             be ``error`` itself, or None. With non-finite input it receives garbage.
-        indices: int32 or int64 ``[k]``, contiguous, k ≤ n; overwritten, ascending.
-        values: float16 or float32 ``[k]``, contiguous; overwritten with ``weight * q[indices]``. A finite element
-            beyond the range of the dtype becomes its largest number (the rest stays in ``new_error``).
+        payload: uint8, contiguous; overwritten. Its size says k, which is at most n. First k indices, ascending; then
+            k values, ``weight * q`` there. A finite element beyond the range of the dtype becomes its largest number
+            (the rest stays in ``new_error``).
+        index_dtype: int32 or int64.
+        value_dtype: float16 or float32.
         error_scale: factor on ``error``.
         weight: positive factor on what is sent, and not on the error.
 
@@ -39,10 +43,9 @@ def topk_encode(
     Source: top-k with error feedback of BytePS-Compress (arXiv 2105.07829), there fused likewise.
     """
     grad = as_float32(grad)
-    numel, k = grad.numel(), indices.numel()
+    numel, k = grad.numel(), _count(payload, index_dtype, value_dtype)
     if k > numel:
-        raise ValueError(f"cannot select {k} of {numel} elements; make indices no longer than grad")
-    expect_shape("values", values, k)
+        raise ValueError(f"cannot select {k} of {numel} elements; make the payload no longer than that of grad")
     if error is not None:
         error = as_float32(error)
         expect_shape("error", error, numel)
@@ -50,24 +53,37 @@ def topk_encode(
         expect_shape("new_error", new_error, numel)
     if numel:
         run = pick(grad.device, cpu=cpu.encode, reference=reference.encode)
-        run(grad, error, new_error, indices, values, error_scale, weight)
+        run(grad, error, new_error, payload, k, index_dtype, value_dtype, error_scale, weight)
 
 
-def topk_decode_sum(indices: Tensor, values: Tensor, out: Tensor) -> None:
-    """Write the sum of ``m`` sparse vectors: ``values[r, j]`` at ``indices[r, j]``, and 0 where there is none.
+def topk_decode_sum(
+    payloads: Tensor,
+    out: Tensor,
+    *,
+    index_dtype: torch.dtype = torch.int32,
+    value_dtype: torch.dtype = torch.float16,
+) -> None:
+    """Write the sum of ``m`` sparse vectors: what they have at their indices, and 0 where there is nothing.
 
     Args:
-        indices: int32 or int64 ``[m, k]``, rows contiguous and ascending; m ≥ 1.
-        values: any float dtype ``[m, k]``; added in float32, rows in order.
-        out: float32, 1-D, contiguous; overwritten.
+        payloads: uint8 ``[m, nbytes]``, rows contiguous, any stride between them; m ≥ 1. Of :func:`topk_encode`.
+        out: float32, 1-D, contiguous; overwritten. Values are added in float32, rows in order.
+        index_dtype: as they were encoded with.
+        value_dtype: likewise.
 
     Raises:
-        ValueError: if the shapes differ.
+        ValueError: if a payload's size is not that of a number of elements.
         IndexError: if indices do not ascend or lie outside ``out``, which holds garbage then.
     """
-    expect_shape("values", values, *indices.shape)
-    if indices.numel():
+    if k := _count(payloads, index_dtype, value_dtype):
         run = pick(out.device, cpu=cpu.decode_sum, reference=reference.decode_sum)
-        run(indices, as_float32(values), out)
+        run(payloads, out, k, index_dtype, value_dtype)
     else:
         out.zero_()
+
+
+def _count(payload: Tensor, index_dtype: torch.dtype, value_dtype: torch.dtype) -> int:
+    k, rest = divmod(payload.shape[-1], index_dtype.itemsize + value_dtype.itemsize)
+    if rest:
+        raise ValueError(f"a payload of {payload.shape[-1]} bytes is no number of {index_dtype} and {value_dtype}")
+    return k

@@ -1,4 +1,4 @@
-"""Eight comparisons to the bits of a byte, and a byte to eight signs: LLVM has these, scalar loops cannot say them.
+"""What LLVM has and scalar loops cannot say: eight comparisons to the bits of a byte, a byte to eight signs, halves.
 
 A comparison of two vectors of eight gives eight bits, which are a byte, and eight bits choose between two vectors. With
 AVX-512 each is one instruction; elsewhere LLVM finds a short sequence. Arrays are contiguous float32, and nothing
@@ -90,6 +90,26 @@ def prefetch(_, out, start):  # type: ignore[no-untyped-def]
         )
 
     return types.void(out, types.intp), generate
+
+
+@intrinsic
+def to_half(_, x):  # type: ignore[no-untyped-def]
+    """The bits of a float32 rounded to nearest float16; Inf where it is too large."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), generate
+
+
+@intrinsic
+def from_half(_, bits):  # type: ignore[no-untyped-def]
+    """The float32 of these bits of a float16."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), generate
 
 
 def _pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:

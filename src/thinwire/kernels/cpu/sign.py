@@ -17,8 +17,7 @@ def encode(
     grad: Tensor,
     error: Tensor | None,
     new_error: Tensor | None,
-    signs: Tensor,
-    scales: Tensor,
+    payload: Tensor,
     block: int,
     error_scale: float,
     weight: float,
@@ -27,23 +26,23 @@ def encode(
         grad.numpy(),
         None if error is None else error.numpy(),
         None if new_error is None else new_error.numpy(),
-        signs.numpy(),
-        scales.numpy(),
+        payload.numpy(),
         block,
         np.float32(error_scale),
         weight,
     )
 
 
-def decode_sum(signs: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
-    flat, stride = flat_rows(signs)
-    _decode_sum(flat, stride, scales.numpy(), out.numpy(), block)
+def decode_sum(payloads: Tensor, out: Tensor, block: int) -> None:
+    flat, stride = flat_rows(payloads)
+    _decode_sum(flat, stride, payloads.shape[0], out.numpy(), block)
 
 
 @compiled
-def _encode(grad, error, new_error, signs, scales, block, error_scale, weight):  # type: ignore[no-untyped-def]
+def _encode(grad, error, new_error, payload, block, error_scale, weight):  # type: ignore[no-untyped-def]
     tile = np.empty(TILE, np.float32)
     n = grad.size
+    scales, signs = _parts(payload, n, block)
     for b in range(scales.size):
         begin, end = b * block, min((b + 1) * block, n)
         total = 0.0
@@ -64,6 +63,12 @@ def _encode(grad, error, new_error, signs, scales, block, error_scale, weight): 
             # Backwards: what was written last is still in the cache.
             for t in range(begin + (end - begin - 1) // TILE * TILE, begin - 1, -TILE):
                 _subtract(new_error[t : min(t + TILE, end)], sent)
+
+
+@compiled
+def _parts(payload, n, block):  # type: ignore[no-untyped-def]
+    nbytes = 4 * ((n + block - 1) // block)
+    return payload[:nbytes].view(np.float32), payload[nbytes:]
 
 
 @compiled
@@ -108,19 +113,22 @@ def _subtract(q, scale):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _decode_sum(flat, stride, scales, out, block):  # type: ignore[no-untyped-def]
+def _decode_sum(flat, stride, rows, out, block):  # type: ignore[no-untyped-def]
     n = out.size
-    for b in range(scales.shape[1]):
+    nbytes = 4 * ((n + block - 1) // block)
+    for b in range(nbytes >> 2):
         end = min((b + 1) * block, n)
         for t in range(b * block, end, TILE):
             part = out[t : min(t + TILE, end)]
-            for r in range(scales.shape[0]):
-                begin = r * stride + (t >> 3)
-                signs = flat[begin : begin + ((part.size + 7) >> 3)]
+            for r in range(rows):
+                row = flat[r * stride : (r + 1) * stride]
+                scale = row[4 * b : 4 * b + 4].view(np.float32)[0]
+                begin = nbytes + (t >> 3)
+                signs = row[begin : begin + ((part.size + 7) >> 3)]
                 if r == 0:
-                    _unpack(signs, scales[r, b], part)
+                    _unpack(signs, scale, part)
                 else:
-                    _unpack_add(signs, scales[r, b], part)
+                    _unpack_add(signs, scale, part)
 
 
 @compiled

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.kernels.cpu.bits import lowest_bit, reaching_bits
+from thinwire.kernels.cpu.bits import from_half, lowest_bit, reaching_bits, to_half
 from thinwire.kernels.cpu.compiled import compiled
 from thinwire.kernels.cpu.rows import flat_rows
 from thinwire.kernels.cpu.stream import settle, stream
@@ -21,44 +21,78 @@ TILE = 2048  # elements that stay in the L1 cache; a multiple of 64
 RUN = 16  # neighbours sampled together: a cache line
 MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign; what is left of two floats orders like the floats
 NAN_KEY = np.int32(0x7F800001)  # one more than Inf
+LARGEST_HALF, LARGEST_FLOAT = np.float32(65504), np.finfo(np.float32).max
+_LIKE = {
+    torch.int32: np.empty(0, np.int32),
+    torch.int64: np.empty(0, np.int64),
+    torch.float32: np.empty(0, np.float32),
+    torch.float16: np.empty(0, np.uint16),  # numba has no halves; these are their bits
+}
+"""Empty arrays that say a type to a compiled function."""
 
 
 def encode(
     grad: Tensor,
     error: Tensor | None,
     new_error: Tensor | None,
-    indices: Tensor,
-    values: Tensor,
+    payload: Tensor,
+    k: int,
+    index_dtype: torch.dtype,
+    value_dtype: torch.dtype,
     error_scale: float,
     weight: float,
 ) -> None:
-    if error is None:
-        q = grad if new_error is None else new_error.copy_(grad)
-        grad = q
-    else:
-        q = torch.empty_like(grad) if new_error is None else new_error
-    selected = torch.empty(indices.shape, dtype=torch.float32)
-    _select(
+    _encode(
         grad.numpy(),
         None if error is None else error.numpy(),
+        None if new_error is None else new_error.numpy(),
+        payload.numpy(),
+        k,
+        _LIKE[index_dtype],
+        _LIKE[value_dtype],
         np.float32(error_scale),
-        q.numpy(),
-        indices.numpy(),
-        selected.numpy(),
+        weight,
     )
-    sent = torch.empty_like(selected)
-    _scale(selected.numpy(), np.float32(weight), np.float32(torch.finfo(values.dtype).max), sent.numpy())
-    values.copy_(sent)
-    if new_error is not None:
-        sent.copy_(values)
-        _keep_rest(new_error.numpy(), indices.numpy(), selected.numpy(), sent.numpy(), weight)
 
 
-def decode_sum(indices: Tensor, values: Tensor, out: Tensor) -> None:
-    rows, width = indices.shape
-    flat_indices, index_stride = flat_rows(indices)
-    flat_values, value_stride = flat_rows(values)
-    _decode_sum(flat_indices, index_stride, flat_values, value_stride, rows, width, out.numpy())
+def decode_sum(payloads: Tensor, out: Tensor, k: int, index_dtype: torch.dtype, value_dtype: torch.dtype) -> None:
+    flat, stride = flat_rows(payloads)
+    _decode_sum(flat, stride, payloads.shape[0], k, _LIKE[index_dtype], _LIKE[value_dtype], out.numpy())
+
+
+@compiled
+def _encode(grad, error, new_error, payload, k, index_like, value_like, error_scale, weight):  # type: ignore[no-untyped-def]
+    if error is not None:
+        q = np.empty(grad.size, np.float32) if new_error is None else new_error
+    elif new_error is not None:
+        new_error[:] = grad
+        q = new_error
+    else:
+        q = grad
+    indices, values = _parts(payload, k, index_like, value_like)
+    selected = np.empty(k, np.float32)
+    _select(q if error is None else grad, error, error_scale, q, indices, selected)
+    half = values.itemsize == 2
+    limit = LARGEST_HALF if half else LARGEST_FLOAT
+    for i in range(k):
+        sent = np.float32(weight) * selected[i]
+        if math.isfinite(selected[i]):
+            sent = max(-limit, min(limit, sent))
+        if half:
+            values[i] = to_half(sent)
+            sent = from_half(np.uint16(values[i]))
+        else:
+            values[i] = sent
+        if new_error is not None:
+            new_error[indices[i]] = np.float64(selected[i]) - sent / weight
+
+
+@compiled
+def _parts(payload, k, index_like, value_like):  # type: ignore[no-untyped-def]
+    split = k * index_like.itemsize
+    return payload[:split].view(index_like.dtype), payload[split : split + k * value_like.itemsize].view(
+        value_like.dtype
+    )
 
 
 @compiled
@@ -180,36 +214,27 @@ def _take(x, positions, indices, selected):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _scale(selected, weight, limit, sent):  # type: ignore[no-untyped-def]
-    for i in range(sent.size):
-        x = weight * selected[i]
-        sent[i] = max(-limit, min(limit, x)) if math.isfinite(selected[i]) else x
-
-
-@compiled
-def _keep_rest(new_error, indices, selected, sent, weight):  # type: ignore[no-untyped-def]
-    for i in range(indices.size):
-        new_error[indices[i]] = np.float64(selected[i]) - sent[i] / weight
-
-
-@compiled
-def _decode_sum(indices, index_stride, values, value_stride, rows, width, out):  # type: ignore[no-untyped-def]
+def _decode_sum(flat, stride, rows, k, index_like, value_like, out):  # type: ignore[no-untyped-def]
     tile, done = np.empty(TILE, np.float32), np.zeros(rows, np.int64)
     for t in range(0, out.size, TILE):
         stop = min(t + TILE, out.size)
         tile[:] = 0
         for r in range(rows):
-            j = done[r]
-            while j < width:
-                i = indices[r * index_stride + j]
-                if i >= stop:
-                    break
-                if i < t:
-                    raise IndexError("indices do not ascend from 0")
-                tile[i - t] += values[r * value_stride + j]
-                j += 1
-            done[r] = j
+            indices, values = _parts(flat[r * stride : (r + 1) * stride], k, index_like, value_like)
+            done[r] = _add_up(indices, values, done[r], t, stop, tile)
         stream(tile, out[t:stop])
     settle()
-    if np.any(done < width):
+    if np.any(done < k):
         raise IndexError("an index is outside the vector")
+
+
+@compiled
+def _add_up(indices, values, j, start, stop, tile):  # type: ignore[no-untyped-def]
+    """Add the elements from the j-th that lie before ``stop`` to the tile; returns the number of the next."""
+    while j < indices.size and indices[j] < stop:
+        if indices[j] < start:
+            raise IndexError("indices do not ascend from 0")
+        value = from_half(np.uint16(values[j])) if values.itemsize == 2 else np.float32(values[j])
+        tile[indices[j] - start] += value
+        j += 1
+    return j

@@ -8,12 +8,12 @@ def encode(
     grad: Tensor,
     error: Tensor | None,
     new_error: Tensor | None,
-    signs: Tensor,
-    scales: Tensor,
+    payload: Tensor,
     block: int,
     error_scale: float,
     weight: float,
 ) -> None:
+    scales, signs = _parts(payload, grad.numel(), block)
     # Two roundings, not the one of torch.add's fused alpha: the same bits on every device.
     q = grad.clone() if error is None else grad + error * error_scale
     parts = torch.split(q, block)
@@ -28,10 +28,16 @@ def encode(
             torch.sub(part, torch.where(part < 0, -scale, scale), out=kept)
 
 
-def decode_sum(signs: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
+def decode_sum(payloads: Tensor, out: Tensor, block: int) -> None:
     shifts = torch.arange(8, dtype=torch.uint8, device=out.device)
     out.zero_()
-    for row, row_scales in zip(signs, scales, strict=True):
-        negative = (row.unsqueeze(1) >> shifts & 1).view(-1)[: out.numel()].bool()
-        for total, minus, scale in zip(torch.split(out, block), torch.split(negative, block), row_scales, strict=True):
+    for payload in payloads:
+        scales, signs = _parts(payload.clone(), out.numel(), block)
+        negative = (signs.unsqueeze(1) >> shifts & 1).view(-1)[: out.numel()].bool()
+        for total, minus, scale in zip(torch.split(out, block), torch.split(negative, block), scales, strict=True):
             total.add_(torch.where(minus, -scale, scale))
+
+
+def _parts(payload: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
+    nbytes = 4 * -(-numel // block)
+    return payload[:nbytes].view(torch.float32), payload[nbytes:]

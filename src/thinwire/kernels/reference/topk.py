@@ -10,16 +10,19 @@ def encode(
     grad: Tensor,
     error: Tensor | None,
     new_error: Tensor | None,
-    indices: Tensor,
-    values: Tensor,
+    payload: Tensor,
+    k: int,
+    index_dtype: torch.dtype,
+    value_dtype: torch.dtype,
     error_scale: float,
     weight: float,
 ) -> None:
+    indices, values = _parts(payload, k, index_dtype, value_dtype)
     # Two roundings, not the one of torch.add's fused alpha: the same bits on every device.
     q = grad if error is None else grad + error * error_scale
     # Without their sign bit, floats order like integers. The sort is stable: of equal ones the first come first.
     key = (q.view(torch.int32) & 0x7FFFFFFF).clamp(max=NAN_KEY)
-    order = key.sort(descending=True, stable=True).indices[: indices.numel()]
+    order = key.sort(descending=True, stable=True).indices[:k]
     indices.copy_(order.sort().values)
     selected = q[indices]
     sent = selected * weight
@@ -30,11 +33,17 @@ def encode(
         new_error[indices] = (selected.double() - values.double() / weight).float()
 
 
-def decode_sum(indices: Tensor, values: Tensor, out: Tensor) -> None:
+def decode_sum(payloads: Tensor, out: Tensor, k: int, index_dtype: torch.dtype, value_dtype: torch.dtype) -> None:
     out.zero_()
-    for row_indices, row_values in zip(indices.long(), values, strict=True):
-        if (row_indices.diff() < 0).any() or (row_indices < 0).any():
+    for payload in payloads:
+        indices, values = _parts(payload.clone(), k, index_dtype, value_dtype)
+        if (indices.diff() < 0).any() or (indices < 0).any():
             raise IndexError("indices do not ascend from 0")
-        if (row_indices >= out.numel()).any():
+        if (indices >= out.numel()).any():
             raise IndexError("an index is outside the vector")
-        out.index_add_(0, row_indices, row_values)
+        out.index_add_(0, indices.long(), values.float())
+
+
+def _parts(payload: Tensor, k: int, index_dtype: torch.dtype, value_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    split = k * index_dtype.itemsize
+    return payload[:split].view(index_dtype), payload[split:].view(value_dtype)
