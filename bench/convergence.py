@@ -24,12 +24,12 @@ from convergence_report import draw, show, summarise
 from convergence_runs import NUM_EVALUATIONS, PLAIN, Run, Store, run_all
 from thinwire.demo.result import circumstances
 
-LEARNING_RATES = {"adamw": (5e-4, 1e-3, 2e-3), "sgd": (0.015, 0.03, 0.06)}
-STRONG = ("onebit(block=256)", "topk(ratio=0.01)")
-"""Run as they are and carefully."""
+LEARNING_RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.015, 0.03, 0.06)}
+STRONG = {"onebit(block=64)": 0.2, "topk(ratio=0.01)": 0.4}
+"""Run as they are, and carefully: with embeddings by int8, after this part of the steps."""
 LIGHT = ("fp16", "bf16", "int8", "fp8", "linear_dithering(bits=5)", "linear_dithering(bits=7)")
 OTHERS = ("onebit", "natural_dithering(bits=3)", "natural_dithering(bits=5)", "randomk")
-RECOMMENDED = {"int8": "adamw", "onebit(block=256)": "adamw", "topk(ratio=0.01)": "adamw"}
+RECOMMENDED = {"int8": "adamw", "onebit(block=64)": "adamw", "topk(ratio=0.01)": "adamw"}
 """With the optimizer under which they are run with three seeds, and with four workers too."""
 
 
@@ -45,7 +45,7 @@ def tuning_runs(num_steps: int) -> list[Run]:
 def comparison_runs(rates: dict[str, float], num_steps: int) -> list[Run]:
     """Everything else, at the best learning rate of each optimizer; what is recommended comes first."""
 
-    def run(gradients: str, optimizer: str, *, careful: bool = False, seed: int = 0, num_workers: int = 2) -> Run:
+    def run(gradients: str, optimizer: str, *, careful: float = 0.0, seed: int = 0, num_workers: int = 2) -> Run:
         return Run(
             gradients=gradients,
             optimizer=optimizer,
@@ -53,17 +53,17 @@ def comparison_runs(rates: dict[str, float], num_steps: int) -> list[Run]:
             num_steps=num_steps,
             seed=seed,
             num_workers=num_workers,
-            careful=careful,
+            careful_from=careful,
         )
 
     recommended = [
-        run(g, optimizer, careful=g in STRONG, seed=seed, num_workers=num_workers)
+        run(g, optimizer, careful=STRONG.get(g, 0.0), seed=seed, num_workers=num_workers)
         for seed, num_workers in ((0, 2), (0, 4), (1, 2), (2, 2))
         for g, optimizer in RECOMMENDED.items()
     ]
     yardsticks = [run(PLAIN, optimizer, seed=seed) for seed in (1, 2) for optimizer in LEARNING_RATES]
     one_seed = [run(g, optimizer) for g in (*LIGHT, *STRONG, *OTHERS) for optimizer in LEARNING_RATES]
-    careful = [run(g, optimizer, careful=True) for g in STRONG for optimizer in LEARNING_RATES]
+    careful = [run(g, optimizer, careful=share) for g, share in STRONG.items() for optimizer in LEARNING_RATES]
     return list(dict.fromkeys([*recommended, *yardsticks, *one_seed, *careful]))
 
 

@@ -29,7 +29,6 @@ HELD_OUT_BATCH_SIZE = 16
 
 PLAIN = "plain DDP"
 LIGHTLY_COMPRESSED = {"embedding.weight": "int8", "position": "int8"}
-UNCOMPRESSED_PART = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +42,13 @@ class Run:
     num_steps: int
     seed: int = 0
     num_workers: int = 2
-    careful: bool = False
-    """Embeddings by int8, and the first tenth of the steps uncompressed."""
+    careful_from: float = 0.0
+    """More than 0: embeddings by int8, and no compression before this part of the steps."""
 
     @property
     def label(self) -> str:
         """What tells it from other ways to exchange gradients."""
-        return self.gradients + (", careful" if self.careful else "")
+        return self.gradients + (f", careful from {self.careful_from:.0%}" if self.careful_from else "")
 
     @property
     def name(self) -> str:
@@ -126,10 +125,10 @@ def train(run: Run, text: Text) -> dict[str, Any]:
 def attach(run: Run, ddp: DistributedDataParallel) -> thinwire.Sync | None:
     if run.gradients == PLAIN:
         return None
-    if not run.careful:
+    if not run.careful_from:
         return thinwire.attach(ddp, run.gradients, seed=run.seed)
     specs = LIGHTLY_COMPRESSED | {"*": run.gradients}
-    return thinwire.attach(ddp, specs, seed=run.seed, start_step=round(UNCOMPRESSED_PART * run.num_steps))
+    return thinwire.attach(ddp, specs, seed=run.seed, start_step=round(run.careful_from * run.num_steps))
 
 
 def make_optimizer(run: Run, module: nn.Module) -> torch.optim.Optimizer:
