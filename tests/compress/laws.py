@@ -20,7 +20,7 @@ SPECS = [
     "onebit(block=64)",
     "topk",
     "topk(ratio=0.1, values=fp32)",
-    "topk(ratio=1)",
+    "topk(ratio=1.0)",
     "int8",
     "int8(block=0)",
     "fp8",

@@ -35,7 +35,8 @@ def test_settings_at_their_defaults_are_not_printed():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("topkk", r"unknown compressor 'topkk' in 'topkk'; known: .*onebit.*topk"),
+        ("topkk", r"unknown compressor 'topkk' in 'topkk' \(did you mean topk\?\); known: .*onebit.*topk"),
+        ("zip", r"unknown compressor 'zip' in 'zip'; known: .*onebit.*topk"),
         ("topk(rate=0.1)", r"unknown setting rate; write topk\(ratio=0.01, values=fp16\)"),
         ("topk(ratio=2)", r"ratio is a number above 0 and at most 1, not 2; write topk\(ratio="),
         ("topk(0.1)", "cannot read compressor spec"),

@@ -149,11 +149,25 @@ def resume_where_only_servers_compress(rank: int, state: dict) -> None:
         for name, choice in flat.strategy.gradients.items()
     }
     sync = attach(ddp, strategy=flat.strategy.model_copy(update={"gradients": gradients}))
-    with pytest.raises(ValueError, match=r"cannot be shared out anew.*workers keep none"):
+    with pytest.raises(ValueError, match="would never be sent"):
         sync.load_state_dict(state)
     assert sync.step == 0
     assert errors_of(sync) == {}
     sync.detach()
+
+
+def resume_where_one_is_not_compressed(rank: int, state: dict) -> None:
+    ddp = given_ddp()
+    sync = attach(ddp, **ONE_WAY, exclude=["first"])
+    with pytest.raises(ValueError, match="pending errors of first, which would never be sent with"):
+        sync.load_state_dict(state)
+    assert sync.step == 0
+    sync.detach()
+
+
+@pytest.mark.parametrize("old_size", [2, 3])
+def test_errors_of_what_is_not_compressed_any_more_are_refused(old_size):
+    on_ranks(2, resume_where_one_is_not_compressed, on_ranks(old_size, run, 2, ONE_WAY)[0])
 
 
 def test_errors_that_nobody_would_send_are_refused():

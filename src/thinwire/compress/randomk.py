@@ -40,6 +40,7 @@ class RandomK(Compressor):
     def __post_init__(self) -> None:
         if type(self.ratio) not in (int, float) or not 0 < self.ratio <= 1:
             raise ValueError(f"ratio is a number above 0 and at most 1, not {self.ratio!r}")
+        object.__setattr__(self, "ratio", float(self.ratio))  # 1 is 1.0, also in the name
         if self.values not in _DTYPES:
             raise ValueError(f"values is one of {', '.join(_DTYPES)}, not {self.values!r}")
         if type(self.scaled) is not bool:

@@ -1,6 +1,7 @@
 """Compressors by name: spec strings such as ``"topk(ratio=0.001)"`` to objects; ``str(compressor)`` is the way back."""
 
 import ast
+import difflib
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 
@@ -49,7 +50,9 @@ def parse(spec: str | Compressor) -> Compressor:
         raise ValueError(f"a compressor is given as a spec string or an object, not {type(spec).__name__}: {spec!r}")
     name, settings = _read(spec)
     if name not in _KNOWN:
-        raise ValueError(f"unknown compressor {name!r} in {spec!r}; known: {', '.join(sorted(_KNOWN))}")
+        near = difflib.get_close_matches(name, _KNOWN, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"unknown compressor {name!r} in {spec!r}{meant}; known: {', '.join(sorted(_KNOWN))}")
     cls = _KNOWN[name]
     allowed = {f.name for f in fields(cls)}
     if unknown := settings.keys() - allowed:

@@ -35,6 +35,7 @@ class TopK(Compressor):
     def __post_init__(self) -> None:
         if isinstance(self.ratio, bool) or not isinstance(self.ratio, float | int) or not 0 < self.ratio <= 1:
             raise ValueError(f"ratio is a number above 0 and at most 1, not {self.ratio!r}")
+        object.__setattr__(self, "ratio", float(self.ratio))  # 1 is 1.0, also in the name
         if self.values not in tuple(_VALUE_DTYPES):  # a tuple, so that unhashable settings get the message too
             raise ValueError(f"values is one of {', '.join(_VALUE_DTYPES)}, not {self.values!r}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -214,7 +214,7 @@ def _prepare(
         settings.check_beside_strategy()
         if not isinstance(strategy, str | Path | Strategy):
             raise TypeError(f"strategy is a thinwire.Strategy or the path of its file, not {type(strategy).__name__}")
-        plan = strategy if isinstance(strategy, Strategy) else Strategy.load(strategy)
+        plan = strategy if isinstance(strategy, Strategy) else _load(strategy)
         plan.check_fits({n: p.numel() for n, p in parameters.items()}, world_size)
         compressors.update({c.compressor: parse(c.compressor) for c in plan.gradients.values()})
     check_executable(plan, compressors, settings)
@@ -222,6 +222,13 @@ def _prepare(
         if p.is_complex() and plan.gradients[name].option.compresses:
             raise TypeError(f"parameter {name!r} is of {p.dtype}, which is not compressed; give it {UNCOMPRESSED}")
     return _Prepared(plan, compressors, settings, parameters, error_units, settings.threads(), torch.device("cpu"))
+
+
+def _load(path: str | Path) -> Strategy:
+    try:
+        return Strategy.load(path)
+    except OSError as error:
+        raise ValueError(f"strategy={str(path)!r} cannot be read ({error.strerror}); give a strategy's file") from error
 
 
 def _describe(ready: _Prepared) -> Mapping[str, object]:
@@ -290,10 +297,19 @@ def _compile_kernels(compressors: Iterable[Compressor]) -> None:
     x = torch.linspace(-1.0, 1.0, 64)
     try:
         for compressor in compressors:
-            payload = torch.zeros(compressor.payload_nbytes(x.numel()), dtype=torch.uint8)
-            compressor.encode(x, payload, key)
-            compressor.encode_with_error(x, torch.zeros_like(x), torch.empty_like(x), payload, key)
-            compressor.decode(payload.unsqueeze(0), torch.empty_like(x), key)
-            compressor.is_finite(payload.unsqueeze(0))
+            _try(compressor, x, key)
     finally:
         slow.cancel()
+
+
+def _try(compressor: Compressor, x: Tensor, key: Key) -> None:
+    try:
+        payload = torch.zeros(compressor.payload_nbytes(x.numel()), dtype=torch.uint8)
+        compressor.encode(x, payload, key)
+        compressor.encode_with_error(x, torch.zeros_like(x), torch.empty_like(x), payload, key)
+        compressor.decode(payload.unsqueeze(0), torch.empty_like(x), key)
+        compressor.is_finite(payload.unsqueeze(0))
+    except Exception as error:
+        raise ValueError(
+            f"compressor {compressor} fails on a trial vector of {x.numel()} elements: {type(error).__name__}: {error}"
+        ) from error

@@ -140,12 +140,12 @@ class Sync:
             errors: Sequence[SavedError] = mine[0].errors
         elif len(states) == old_size:
             errors = list(fold([s.errors for s in states], numels))
-            self._check_taken_over(errors)
         else:
             raise ValueError(
                 f"this state was saved with {old_size} ranks or with other settings; to share its errors out anew, "
                 "give the states of all its ranks: a list, or what state_dict(all_ranks=True) gave"
             )
+        self._check_sent(errors)
         return states[0].step, states[0].seed, errors
 
     def _divided_otherwise(self, saved: RankState) -> bool:
@@ -157,14 +157,14 @@ class Sync:
             if e.stage != WORKER
         )
 
-    def _check_taken_over(self, errors: Sequence[SavedError]) -> None:
-        """Refuse errors shared out to workers where only servers compress: they would never be sent."""
+    def _check_sent(self, errors: Sequence[SavedError]) -> None:
+        """Refuse errors of what is not compressed any more, or where only servers compress: they would stay for ever."""
         for e in errors:
             option = self.strategy.gradients[e.region.name].option
-            if option.compresses and WORKER not in error_stages(option) and bool(e.error.any()):
+            if e.stage not in error_stages(option) and bool(e.error.any()):
                 raise ValueError(
-                    f"pending errors of {e.region.name} cannot be shared out anew: with {str(option)!r} "
-                    "workers keep none. Resume with as many ranks as before, or with an option that encodes first"
+                    f"the state has pending errors of {e.region.name}, which would never be sent with {str(option)!r}; "
+                    "resume with the settings it was saved with and as many ranks, or start without it"
                 )
 
     def __repr__(self) -> str:

@@ -63,6 +63,7 @@ def supervise(
     """
     started = time.monotonic()
     running = {os.pidfd_open(process.pid): process for process in processes}
+    ranks = {pidfd: rank for rank, pidfd in enumerate(running)}
     streams = [
         _Stream(rank, file, file is process.stderr, emit)
         for rank, process in enumerate(processes)
@@ -90,6 +91,7 @@ def supervise(
                     code = _bury(running, key.fd)
                     if code and not status:
                         status = code
+                        emit(ranks[key.fd], f"ended with status {code}; the other ranks are ended too", True)
                         _signal_all(running.values(), signal.SIGTERM)
                         wake_at = time.monotonic() + grace_seconds
                 if not events and time.monotonic() >= wake_at:
