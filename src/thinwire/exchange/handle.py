@@ -158,7 +158,7 @@ class Sync:
         )
 
     def _check_sent(self, errors: Sequence[SavedError]) -> None:
-        """Refuse errors of what is not compressed any more, or where only servers compress: they would stay for ever."""
+        """Refuse errors that would never be sent: of what is not compressed now, or where only servers compress."""
         for e in errors:
             option = self.strategy.gradients[e.region.name].option
             if e.stage not in error_stages(option) and bool(e.error.any()):
