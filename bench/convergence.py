@@ -25,7 +25,7 @@ from convergence_runs import NUM_EVALUATIONS, PLAIN, Run, Store, run_all
 from thinwire.demo.result import circumstances
 
 LEARNING_RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.015, 0.03, 0.06)}
-STRONG = {"onebit(block=64)": 0.2, "topk(ratio=0.01)": 0.4}
+STRONG = {"onebit(block=64)": 0.2, "topk(ratio=0.01)": 0.5}
 """Run as they are, and carefully: with embeddings by int8, after this part of the steps."""
 LIGHT = ("fp16", "bf16", "int8", "fp8", "linear_dithering(bits=5)", "linear_dithering(bits=7)")
 OTHERS = ("onebit", "natural_dithering(bits=3)", "natural_dithering(bits=5)", "randomk")
