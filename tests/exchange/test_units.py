@@ -77,8 +77,8 @@ def plan(gradients, max_numel=100, packable=True):
 
 
 def test_neighbours_alike_are_fused_up_to_the_limit():
-    units, plain = plan([(40, TOPK), (60, TOPK), (1, TOPK), (30, ONEBIT), (30, TOPK)])
-    assert [owners for _, _, owners in units] == [[0, 1], [2], [3], [4]]
+    units, plain = plan([(40, TOPK), (60, TOPK), (100, TOPK), (1, TOPK), (30, ONEBIT), (30, TOPK)])
+    assert [owners for _, _, owners in units] == [[0, 1, 2], [3], [4], [5]]
     assert plain == []
 
 
@@ -88,6 +88,15 @@ def test_large_gradients_are_cut_and_their_ends_fused():
         ["w0[0:84]"],
         ["w0[84:167]"],
         ["w0[167:250]", "w1[0:10]"],
+    ]
+
+
+def test_chunks_travel_alone():
+    units, _ = plan([(30, TOPK), (120, TOPK), (30, TOPK), (90, TOPK)])
+    assert [[str(r) for r in regions] for regions, _, _ in units] == [
+        ["w0[0:30]", "w1[0:60]"],
+        ["w1[60:120]", "w2[0:30]"],
+        ["w3[0:90]"],
     ]
 
 
@@ -110,7 +119,8 @@ def test_every_element_is_in_one_unit_or_plain(gradients, max_numel, packable):
     units, plain = plan(gradients, max_numel, packable)
     found = {index: [] for index in range(len(gradients))}
     for regions, choice, owners in units:
-        assert sum(r.numel for r in regions) <= max_numel
+        whole = all(r.numel == gradients[owner][0] for r, owner in zip(regions, owners, strict=True))
+        assert sum(r.numel for r in regions) <= (2 * max_numel if whole else max_numel)
         for region, owner in zip(regions, owners, strict=True):
             assert region.name == f"w{owner}"
             assert (str(choice.option), choice.compressor) == gradients[owner][1]

@@ -39,7 +39,6 @@ class _Prepared:
     settings: Settings
     parameters: Mapping[str, nn.Parameter]
     error_units: "_ErrorUnits"
-    num_threads: int
     device: torch.device
 
 
@@ -127,39 +126,42 @@ def attach(
     registered = _slot(ddp)
     slot = registered or HookSlot(group)
     slot.phase_groups += comm.like(group, num_phases - len(slot.phase_groups), ready.device)
-    memory = ErrorMemory(ready.device)
+    slot.exchange = _exchange(ready, named, slot)
+    if registered is None:
+        ddp.register_comm_hook(slot, hook)
+    return Sync(slot, slot.exchange, ready.strategy)
+
+
+def _exchange(ready: _Prepared, named: Mapping[str, nn.Parameter], slot: HookSlot) -> Exchange:
+    settings, memory = ready.settings, ErrorMemory(ready.device)
 
     def make_unit(regions: Sequence[Region], choice: Choice) -> Unit:
         compressor = ready.compressors[choice.compressor]
-        with_error = not compressor.unbiased if error_feedback is None else error_feedback
+        with_error = not compressor.unbiased if settings.error_feedback is None else settings.error_feedback
         return Unit(
             regions,
             choice.option,
             compressor,
             slot.phase_groups,
-            group.rank(),
+            slot.group.rank(),
             memory if with_error else None,
             ready.device,
         )
 
-    exchange = Exchange(
+    return Exchange(
         # What is frozen now is exchanged as it is, should it be trained later.
         choices={n: Choice(numel=p.numel()) for n, p in named.items()} | dict(ready.strategy.gradients),
         names={id(p): n for n, p in named.items()},
-        group=group,
+        group=slot.group,
         phase_groups=slot.phase_groups,
         make_unit=make_unit,
         memory=memory,
-        max_numel=ready.settings.max_numel,
-        num_threads=ready.num_threads,
-        seed=seed,
-        start_step=start_step,
+        max_numel=settings.max_numel,
+        num_threads=settings.threads(),
+        seed=settings.seed,
+        start_step=settings.start_step,
         error_units=ready.error_units.now,
     )
-    if registered is None:
-        ddp.register_comm_hook(slot, hook)
-    slot.exchange = exchange
-    return Sync(slot, exchange, ready.strategy)
 
 
 def _ddp(module: nn.Module) -> DistributedDataParallel:
@@ -221,7 +223,7 @@ def _prepare(
     for name, p in parameters.items():
         if p.is_complex() and plan.gradients[name].option.compresses:
             raise TypeError(f"parameter {name!r} is of {p.dtype}, which is not compressed; give it {UNCOMPRESSED}")
-    return _Prepared(plan, compressors, settings, parameters, error_units, settings.threads(), torch.device("cpu"))
+    return _Prepared(plan, compressors, settings, parameters, error_units, torch.device("cpu"))
 
 
 def _load(path: str | Path) -> Strategy:

@@ -29,30 +29,49 @@ def plan_bucket(
     What is compressed as one, a chunk of one gradient, does not depend on the bucket it is in: DDP rebuilds its buckets
     after the first step, and results must not change with them. Only what travels together does.
 
+    A unit is at most a chunk, or two if it is made of whole gradients: a chunk is so small that one can travel while
+    the next is encoded, and each collective takes time from backward whatever its size.
+
     Args:
         choices: name and choice of every gradient in the bucket, in its order.
-        max_numel: most elements of a chunk, and of a unit.
+        max_numel: most elements of a chunk.
         packable: whether the bucket's elements survive being packed as float32.
         make_unit: builds a unit from its regions and their common choice.
     """
     plain: list[int] = []
-    groups: list[tuple[Choice, list[Region], list[int]]] = []
+    groups: list[_Group] = []
     for index, (name, choice) in enumerate(choices):
         if not choice.option.compresses and (not choice.option.divides or not packable):
             plain.append(index)
             continue
         for region in cut(name, choice.numel, max_numel):
-            if groups and _alike(groups[-1][0], choice) and _total(groups[-1][1]) + region.numel <= max_numel:
-                groups[-1][1].append(region)
-                groups[-1][2].append(index)
+            whole = region.numel == choice.numel
+            if groups and _alike(groups[-1].choice, choice) and groups[-1].has_room(region, whole, max_numel):
+                groups[-1].add(region, index, whole)
             else:
-                groups.append((choice, [region], [index]))
-    return BucketPlan([(make_unit(regions, choice), owners) for choice, regions, owners in groups], plain)
+                groups.append(_Group(choice, [region], [index], whole))
+    return BucketPlan([(make_unit(group.regions, group.choice), group.owners) for group in groups], plain)
+
+
+@dataclass(slots=True)
+class _Group:
+    """A unit to be."""
+
+    choice: Choice
+    regions: list[Region]
+    owners: list[int]
+    whole: bool
+    """Whether all regions are whole gradients."""
+
+    def has_room(self, region: Region, whole: bool, max_numel: int) -> bool:
+        numel = sum(r.numel for r in self.regions) + region.numel
+        return numel <= (2 * max_numel if self.whole and whole else max_numel)
+
+    def add(self, region: Region, owner: int, whole: bool) -> None:
+        self.regions.append(region)
+        self.owners.append(owner)
+        self.whole &= whole
 
 
 def _alike(a: Choice, b: Choice) -> bool:
     return a.option == b.option and a.compressor == b.compressor
-
-
-def _total(regions: Sequence[Region]) -> int:
-    return sum(r.numel for r in regions)

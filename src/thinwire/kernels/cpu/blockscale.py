@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from thinwire.kernels.cpu.compiled import compiled
-from thinwire.kernels.cpu.peak import INFINITY, MAGNITUDE, load, peak_bits
+from thinwire.kernels.cpu.load import load
+from thinwire.kernels.cpu.peak import INFINITY, MAGNITUDE, peak_bits
 from thinwire.kernels.cpu.rows import flat_rows
 
 TILE = 1024  # elements whose temporaries stay in the L1 cache

@@ -1,4 +1,4 @@
-"""What the block-scaled kernels share: loading a tile of ``grad + error_scale * error``, and a block's peak."""
+"""The largest magnitude of a block of ``grad + error_scale * error``."""
 
 import numpy as np
 
@@ -6,17 +6,6 @@ from thinwire.kernels.cpu.compiled import compiled
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 INFINITY = np.int32(0x7F800000)
-
-
-@compiled
-def load(grad, error, error_scale, tile):  # type: ignore[no-untyped-def]
-    """Write ``q = grad + error_scale * error`` to ``tile``, which may be ``error`` itself."""
-    if error is None:
-        for i in range(grad.size):
-            tile[i] = grad[i]
-    else:
-        for i in range(grad.size):
-            tile[i] = grad[i] + error_scale * error[i]
 
 
 @compiled

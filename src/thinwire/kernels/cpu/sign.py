@@ -7,6 +7,7 @@ from torch import Tensor
 
 from thinwire.kernels.cpu.bits import add_signed_, negative_bits, prefetch, set_signed_
 from thinwire.kernels.cpu.compiled import compiled
+from thinwire.kernels.cpu.load import load
 from thinwire.kernels.cpu.rows import flat_rows
 
 TILE = 2048  # elements whose temporaries stay in the L1 cache; a multiple of 8
@@ -50,7 +51,7 @@ def _encode(grad, error, new_error, payload, block, error_scale, weight):  # typ
             stop = min(t + TILE, end)
             q = tile[: stop - t] if new_error is None else new_error[t:stop]
             if error is not None:
-                _add(grad[t:stop], error[t:stop], error_scale, q)
+                load(grad[t:stop], error[t:stop], error_scale, q)
             elif new_error is not None:
                 q[:] = grad[t:stop]
             else:
@@ -69,12 +70,6 @@ def _encode(grad, error, new_error, payload, block, error_scale, weight):  # typ
 def _parts(payload, n, block):  # type: ignore[no-untyped-def]
     nbytes = 4 * ((n + block - 1) // block)
     return payload[:nbytes].view(np.float32), payload[nbytes:]
-
-
-@compiled
-def _add(grad, error, error_scale, q):  # type: ignore[no-untyped-def]
-    for i in range(q.size):
-        q[i] = grad[i] + error_scale * error[i]
 
 
 @compiled

@@ -4,7 +4,8 @@ import numpy as np
 from torch import Tensor
 
 from thinwire.kernels.cpu.compiled import compiled
-from thinwire.kernels.cpu.peak import INFINITY, load, peak_bits
+from thinwire.kernels.cpu.load import load
+from thinwire.kernels.cpu.peak import INFINITY, peak_bits
 from thinwire.kernels.cpu.random import random_tile
 from thinwire.kernels.cpu.rows import flat_rows
 

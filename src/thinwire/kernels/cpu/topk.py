@@ -14,6 +14,7 @@ from torch import Tensor
 
 from thinwire.kernels.cpu.bits import from_half, lowest_bit, reaching_bits, to_half
 from thinwire.kernels.cpu.compiled import compiled
+from thinwire.kernels.cpu.load import load
 from thinwire.kernels.cpu.rows import flat_rows
 from thinwire.kernels.cpu.stream import settle, stream
 
@@ -104,7 +105,7 @@ def _select(grad, error, error_scale, q, indices, selected):  # type: ignore[no-
     if n < max(8 * sample.size, 2 * capacity):
         if error is not None:
             for t in range(0, n, TILE):
-                _add(grad[t : t + TILE], error[t : t + TILE], error_scale, q[t : t + TILE])
+                load(grad[t : t + TILE], error[t : t + TILE], error_scale, q[t : t + TILE])
     else:
         found, found_at = np.empty(capacity, np.float32), np.empty(capacity, indices.dtype)
         _sample(grad, error, error_scale, sample)
@@ -121,12 +122,6 @@ def _select(grad, error, error_scale, q, indices, selected):  # type: ignore[no-
 
 
 @compiled
-def _add(grad, error, error_scale, q):  # type: ignore[no-untyped-def]
-    for i in range(q.size):
-        q[i] = grad[i] + error_scale * error[i]
-
-
-@compiled
 def _sample(grad, error, error_scale, sample):  # type: ignore[no-untyped-def]
     num_runs = sample.size // RUN
     step = grad.size // num_runs
@@ -135,7 +130,7 @@ def _sample(grad, error, error_scale, sample):  # type: ignore[no-untyped-def]
         if error is None:
             part[:] = grad[at]
         else:
-            _add(grad[at], error[at], error_scale, part)
+            load(grad[at], error[at], error_scale, part)
 
 
 @compiled
@@ -171,7 +166,7 @@ def _sweep(grad, error, error_scale, q, threshold, found, found_at):  # type: ig
     for t in range(0, q.size, TILE):
         part = q[t : t + TILE]
         if error is not None:
-            _add(grad[t : t + TILE], error[t : t + TILE], error_scale, part)
+            load(grad[t : t + TILE], error[t : t + TILE], error_scale, part)
         if part.size < TILE:
             padded[: part.size] = part
             part = padded
