@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from thinwire.demo.launch import Event
-from thinwire.demo.modes import COMPUTE_ONLY, DDP, DDP_FP16, SPECS
+from thinwire.demo.modes import COMPUTE_ONLY, DDP, DDP_FP16, EMBEDDING, SPECS
 from thinwire.demo.result import Recorder
 
 _LABELS = {COMPUTE_ONLY: "compute only", DDP: "DDP", DDP_FP16: "DDP, fp16 hook", "topk": "thinwire topk 1 %"}
@@ -85,7 +85,7 @@ def table(result: dict[str, Any]) -> Table:
         title_justify="left",
         caption="step: median; of compute: speed, as a share of that without communication; sent: by each worker in a "
         "step, as its interface counts; loss: nats per byte, training and held-out text; thinwire compresses after the "
-        f"first {result['uncompressed_steps']} steps",
+        f"first {result['uncompressed_steps']} steps, the embedding by {', '.join(EMBEDDING.values())}",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -121,6 +121,6 @@ def outcome(result: dict[str, Any]) -> str:
         f"{link} {label(mode)} takes {best['step_seconds']:.2f} s a step where plain DDP takes "
         f"{ddp['step_seconds']:.2f} s: {ddp['step_seconds'] / best['step_seconds']:.1f} times as fast, "
         f"at {best['share_of_compute_speed']:.0%} of the speed without communication, "
-        f"sending {best['compression']:.0f} times fewer bytes; its loss after {result['steps']} steps is "
+        f"sending {best['compression']:.0f} times fewer bytes in a step that compresses; its loss after {result['steps']} steps is "
         f"{abs(difference):.1%} {'above' if difference >= 0 else 'below'} plain DDP's."
     )
