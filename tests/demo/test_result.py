@@ -117,6 +117,6 @@ def test_the_table_and_the_sentence_say_what_the_result_says():
     assert rows["compute only"][2:] == ["1.000", "s", "100%", "–", "–", "–", "–"]
     assert display.outcome(result) == (
         "On a 200 Mbit/s link thinwire topk 1 % takes 1.25 s a step where plain DDP takes 4.00 s: 3.2 times as fast, "
-        "at 80% of the speed without communication, sending 50 times fewer bytes; "
+        "at 80% of the speed without communication, sending 50 times fewer bytes in a step that compresses; "
         "its loss after 10 steps is 2.0% above plain DDP's."
     )

@@ -121,6 +121,7 @@ def outcome(result: dict[str, Any]) -> str:
         f"{link} {label(mode)} takes {best['step_seconds']:.2f} s a step where plain DDP takes "
         f"{ddp['step_seconds']:.2f} s: {ddp['step_seconds'] / best['step_seconds']:.1f} times as fast, "
         f"at {best['share_of_compute_speed']:.0%} of the speed without communication, "
-        f"sending {best['compression']:.0f} times fewer bytes in a step that compresses; its loss after {result['steps']} steps is "
+        f"sending {best['compression']:.0f} times fewer bytes in a step that compresses; its loss after "
+        f"{result['steps']} steps is "
         f"{abs(difference):.1%} {'above' if difference >= 0 else 'below'} plain DDP's."
     )
