@@ -56,15 +56,28 @@ def comparison_runs(rates: dict[str, float], num_steps: int) -> list[Run]:
             careful_from=careful,
         )
 
-    recommended = [
-        run(g, optimizer, careful=STRONG.get(g, 0.0), seed=seed, num_workers=num_workers)
-        for seed, num_workers in ((0, 2), (0, 4), (1, 2), (2, 2))
-        for g, optimizer in RECOMMENDED.items()
-    ]
-    yardsticks = [run(PLAIN, optimizer, seed=seed) for seed in (1, 2) for optimizer in LEARNING_RATES]
-    one_seed = [run(g, optimizer) for g in (*LIGHT, *STRONG, *OTHERS) for optimizer in LEARNING_RATES]
+    def recommended(seed: int = 0, num_workers: int = 2) -> list[Run]:
+        return [
+            run(g, optimizer, careful=STRONG.get(g, 0.0), seed=seed, num_workers=num_workers)
+            for g, optimizer in RECOMMENDED.items()
+        ]
+
+    def under_both(*all_gradients: str) -> list[Run]:
+        return [run(g, optimizer) for g in all_gradients for optimizer in LEARNING_RATES]
+
+    yardsticks = [run(PLAIN, optimizer, seed=seed) for seed in (1, 2) for optimizer in set(RECOMMENDED.values())]
     careful = [run(g, optimizer, careful=share) for g, share in STRONG.items() for optimizer in LEARNING_RATES]
-    return list(dict.fromkeys([*recommended, *yardsticks, *one_seed, *careful]))
+    runs = [
+        *recommended(),
+        *under_both(*LIGHT),
+        *yardsticks,
+        *recommended(seed=1),
+        *recommended(seed=2),
+        *careful,
+        *under_both(*STRONG, *OTHERS),
+        *recommended(num_workers=4),
+    ]
+    return list(dict.fromkeys(runs))
 
 
 def best_of(tuned: Sequence[Run], store: Store) -> dict[str, Run]:
