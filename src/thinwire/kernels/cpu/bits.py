@@ -12,8 +12,9 @@ from llvmlite import ir
 from numba import types
 
 intrinsic: Any = numba.extending.intrinsic  # its types expect the typing context in calls too
-_INT, _BYTE, _BITS = ir.IntType(32), ir.IntType(8), ir.VectorType(ir.IntType(1), 8)
+_INT, _BYTE = ir.IntType(32), ir.IntType(8)
 _FLOATS, _INTS = ir.VectorType(ir.FloatType(), 8), ir.VectorType(_INT, 8)
+_MANY_FLOATS, _MANY_BITS = ir.VectorType(ir.FloatType(), 16), ir.VectorType(ir.IntType(1), 16)
 _ZEROS = ir.Constant(_FLOATS, [0.0] * 8)
 _ALIGNMENT_BYTES = 4  # an element's, which is all that is known of a slice
 
@@ -52,26 +53,43 @@ def lowest_bit(_, word):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def set_signed_(_, out, start, byte, scale):  # type: ignore[no-untyped-def]
-    """Set ``out[start + i]`` to −scale where bit i of the byte is 1, else to scale."""
+def set_signed_(_, out, start, signs, scale):  # type: ignore[no-untyped-def]
+    """Set sixteen elements from ``out[start]`` on: to −scale where their bit is 1, else to scale.
+
+    ``signs`` is of uint8: bit i % 8 of byte i / 8 belongs to ``out[i]``. ``start`` is a multiple of 8.
+    """
 
     def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = _pointer(context, builder, signature, args)
-        builder.store(_signed(builder, *args[2:]), pointer, align=_ALIGNMENT_BYTES)
+        pointer = _pointer(context, builder, signature, args, _MANY_FLOATS)
+        builder.store(_signed(context, builder, signature, args, 2), pointer, align=_ALIGNMENT_BYTES)
 
-    return types.void(out, types.intp, types.uint8, types.float32), generate
+    return types.void(out, types.intp, signs, types.float32), generate
 
 
 @intrinsic
-def add_signed_(_, out, start, byte, scale):  # type: ignore[no-untyped-def]
-    """Add to ``out[start + i]`` what :func:`set_signed_` would set it to."""
+def set_signed_sum_(_, out, start, signs, scale, signs_2, scale_2):  # type: ignore[no-untyped-def]
+    """Set sixteen elements to the sum of what :func:`set_signed_` would set them to for each of two rows."""
 
     def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = _pointer(context, builder, signature, args)
-        total = builder.fadd(builder.load(pointer, align=_ALIGNMENT_BYTES, typ=_FLOATS), _signed(builder, *args[2:]))
+        pointer = _pointer(context, builder, signature, args, _MANY_FLOATS)
+        first, second = (_signed(context, builder, signature, args, position) for position in (2, 4))
+        builder.store(builder.fadd(first, second), pointer, align=_ALIGNMENT_BYTES)
+
+    return types.void(out, types.intp, signs, types.float32, signs_2, types.float32), generate
+
+
+@intrinsic
+def add_signed_(_, out, start, signs, scale, signs_2, scale_2):  # type: ignore[no-untyped-def]
+    """Add to sixteen elements first what :func:`set_signed_` would set them to for one row, then for another."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = _pointer(context, builder, signature, args, _MANY_FLOATS)
+        total = builder.load(pointer, align=_ALIGNMENT_BYTES, typ=_MANY_FLOATS)
+        for position in (2, 4):
+            total = builder.fadd(total, _signed(context, builder, signature, args, position))
         builder.store(total, pointer, align=_ALIGNMENT_BYTES)
 
-    return types.void(out, types.intp, types.uint8, types.float32), generate
+    return types.void(out, types.intp, signs, types.float32, signs_2, types.float32), generate
 
 
 @intrinsic
@@ -112,16 +130,22 @@ def from_half(_, bits):  # type: ignore[no-untyped-def]
     return types.float32(types.uint16), generate
 
 
-def _pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def _pointer(context: Any, builder: Any, signature: Any, args: Any, vector_type: Any = _FLOATS) -> Any:
+    """Where the vector is that begins at element ``args[1]`` of array ``args[0]``."""
     array = context.make_array(signature.args[0])(context, builder, args[0])
-    return builder.bitcast(builder.gep(array.data, [args[1]]), _FLOATS.as_pointer())
+    return builder.bitcast(builder.gep(array.data, [args[1]]), vector_type.as_pointer())
 
 
 def _splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
     first = builder.insert_element(ir.Constant(vector_type, ir.Undefined), scalar, _INT(0))
-    return builder.shuffle_vector(first, first, ir.Constant(_INTS, [0] * 8))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT, vector_type.count), None))
 
 
-def _signed(builder: Any, byte: Any, scale: Any) -> Any:
-    plus, minus = _splat(builder, scale, _FLOATS), _splat(builder, builder.fneg(scale), _FLOATS)
-    return builder.select(builder.bitcast(byte, _BITS), minus, plus)
+def _signed(context: Any, builder: Any, signature: Any, args: Any, position: int) -> Any:
+    """Sixteen times the scale after argument ``position``, which holds their signs from bit ``args[1]`` on."""
+    signs, scale = args[position : position + 2]
+    array = context.make_array(signature.args[position])(context, builder, signs)
+    pointer = builder.gep(array.data, [builder.lshr(args[1], args[1].type(3))])
+    bits = builder.load(builder.bitcast(pointer, _MANY_BITS.as_pointer()), align=1, typ=_MANY_BITS)
+    plus, minus = _splat(builder, scale, _MANY_FLOATS), _splat(builder, builder.fneg(scale), _MANY_FLOATS)
+    return builder.select(bits, minus, plus)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from torch import Tensor
 
-from thinwire.kernels.cpu.bits import add_signed_, negative_bits, prefetch, set_signed_
+from thinwire.kernels.cpu.bits import add_signed_, negative_bits, prefetch, set_signed_, set_signed_sum_
 from thinwire.kernels.cpu.compiled import compiled
 from thinwire.kernels.cpu.load import load
 from thinwire.kernels.cpu.rows import flat_rows
@@ -115,29 +115,53 @@ def _decode_sum(flat, stride, rows, out, block):  # type: ignore[no-untyped-def]
         end = min((b + 1) * block, n)
         for t in range(b * block, end, TILE):
             part = out[t : min(t + TILE, end)]
-            for r in range(rows):
-                row = flat[r * stride : (r + 1) * stride]
-                scale = row[4 * b : 4 * b + 4].view(np.float32)[0]
-                begin = nbytes + (t >> 3)
-                signs = row[begin : begin + ((part.size + 7) >> 3)]
-                if r == 0:
-                    _unpack(signs, scale, part)
-                else:
-                    _unpack_add(signs, scale, part)
+            signs, scale = _row(flat, stride, 0, b, nbytes + (t >> 3), part.size)
+            if rows & 1:
+                _unpack(signs, scale, part)
+            else:
+                signs_2, scale_2 = _row(flat, stride, 1, b, nbytes + (t >> 3), part.size)
+                _unpack_two(signs, scale, signs_2, scale_2, part)
+            for r in range(2 - (rows & 1), rows, 2):
+                signs, scale = _row(flat, stride, r, b, nbytes + (t >> 3), part.size)
+                signs_2, scale_2 = _row(flat, stride, r + 1, b, nbytes + (t >> 3), part.size)
+                _unpack_add_two(signs, scale, signs_2, scale_2, part)
+
+
+@compiled
+def _row(flat, stride, r, b, begin, n):  # type: ignore[no-untyped-def]
+    """A row's signs of n elements, and their scale."""
+    row = flat[r * stride : (r + 1) * stride]
+    return row[begin : begin + ((n + 7) >> 3)], row[4 * b : 4 * b + 4].view(np.float32)[0]
 
 
 @compiled
 def _unpack(signs, scale, out):  # type: ignore[no-untyped-def]
-    for j in range(out.size >> 3):
-        set_signed_(out, 8 * j, signs[j], scale)
-        prefetch(out, 8 * j + AHEAD)
-    for i in range(out.size & ~7, out.size):
-        out[i] = -scale if signs[i >> 3] >> (i & 7) & 1 else scale
+    for i in range(0, out.size & ~15, 16):
+        set_signed_(out, i, signs, scale)
+        prefetch(out, i + AHEAD)
+    for i in range(out.size & ~15, out.size):
+        out[i] = _signed(signs, scale, i)
 
 
 @compiled
-def _unpack_add(signs, scale, out):  # type: ignore[no-untyped-def]
-    for j in range(out.size >> 3):
-        add_signed_(out, 8 * j, signs[j], scale)
-    for i in range(out.size & ~7, out.size):
-        out[i] += -scale if signs[i >> 3] >> (i & 7) & 1 else scale
+def _unpack_two(signs, scale, signs_2, scale_2, out):  # type: ignore[no-untyped-def]
+    for i in range(0, out.size & ~15, 16):
+        set_signed_sum_(out, i, signs, scale, signs_2, scale_2)
+        prefetch(out, i + AHEAD)
+    for i in range(out.size & ~15, out.size):
+        out[i] = _signed(signs, scale, i) + _signed(signs_2, scale_2, i)
+
+
+@compiled
+def _unpack_add_two(signs, scale, signs_2, scale_2, out):  # type: ignore[no-untyped-def]
+    for i in range(0, out.size & ~15, 16):
+        add_signed_(out, i, signs, scale, signs_2, scale_2)
+        prefetch(out, i + TILE)
+    for i in range(out.size & ~15, out.size):
+        out[i] += _signed(signs, scale, i)
+        out[i] += _signed(signs_2, scale_2, i)
+
+
+@compiled
+def _signed(signs, scale, i):  # type: ignore[no-untyped-def]
+    return -scale if signs[i >> 3] >> (i & 7) & 1 else scale
