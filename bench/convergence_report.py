@@ -90,6 +90,6 @@ def draw(runs: Sequence[Run], store: Store, path: Path) -> None:
     panels[0, 0].set_ylim(top=3.2)
     panels[1, 0].set_ylabel("difference to plain DDP (%)")
     panels[1, 0].set_ylim(-3, 10)
-    panels[0, -1].legend(frameon=False, fontsize=8)
+    panels[1, -1].legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
