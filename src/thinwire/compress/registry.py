@@ -50,7 +50,7 @@ def parse(spec: str | Compressor) -> Compressor:
         raise ValueError(f"a compressor is given as a spec string or an object, not {type(spec).__name__}: {spec!r}")
     name, settings = _read(spec)
     if name not in _KNOWN:
-        near = difflib.get_close_matches(name, _KNOWN, n=1)
+        near = difflib.get_close_matches(name.lower(), _KNOWN, n=1)
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"unknown compressor {name!r} in {spec!r}{meant}; known: {', '.join(sorted(_KNOWN))}")
     cls = _KNOWN[name]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from thinwire.demo.launch import Event
 from thinwire.demo.modes import COMPUTE_ONLY, DDP, DDP_FP16, EMBEDDING, SPECS
-from thinwire.demo.result import Recorder
+from thinwire.demo.result import NUM_LOSS_STEPS, Recorder
 
 _LABELS = {COMPUTE_ONLY: "compute only", DDP: "DDP", DDP_FP16: "DDP, fp16 hook", "topk": "thinwire topk 1 %"}
 
@@ -84,8 +84,9 @@ def table(result: dict[str, Any]) -> Table:
         f"{result['steps']} steps of each mode",
         title_justify="left",
         caption="step: median; of compute: speed, as a share of that without communication; sent: by each worker in a "
-        "step, as its interface counts; loss: nats per byte, training and held-out text; thinwire compresses after the "
-        f"first {result['uncompressed_steps']} steps, the embedding by {', '.join(EMBEDDING.values())}",
+        f"step, as its interface counts; loss: nats per byte, of the last {NUM_LOSS_STEPS} training steps and of held-out "
+        f"text; thinwire compresses after the first {result['uncompressed_steps']} steps, the embedding by "
+        f"{', '.join(EMBEDDING.values())}",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
