@@ -84,8 +84,8 @@ def table(result: dict[str, Any]) -> Table:
         f"{result['steps']} steps of each mode",
         title_justify="left",
         caption="step: median; of compute: speed, as a share of that without communication; sent: by each worker in a "
-        f"step, as its interface counts; loss: nats per byte, of the last {NUM_LOSS_STEPS} training steps and of held-out "
-        f"text; thinwire compresses after the first {result['uncompressed_steps']} steps, the embedding by "
+        f"step, as its interface counts; loss: nats per byte, of the last {NUM_LOSS_STEPS} training steps and of "
+        f"held-out text; thinwire compresses after the first {result['uncompressed_steps']} steps, the embedding by "
         f"{', '.join(EMBEDDING.values())}",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
