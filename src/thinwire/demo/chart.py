@@ -43,7 +43,7 @@ def _draw_steps(axes: Any, result: dict[str, Any]) -> None:
         axes.barh(place, max(0.0, seconds - compute), left=compute, color=_COLOURS.get(mode))
         note = f"{seconds:.2f} s"
         if mode != COMPUTE_ONLY:
-            note += f"   {seconds / compute:.2f} × compute only, {figures['tx_bytes_per_step'] / 1e6:.1f} MB sent"
+            note += f"   {seconds / compute:.2f} × compute, {figures['tx_bytes_per_step'] / 1e6:.1f} MB sent"
         axes.text(seconds + 0.01 * longest, place, note, va="center", fontsize=9)
     axes.set_yticks(range(len(modes)), [label(mode) for mode in modes])
     axes.invert_yaxis()
