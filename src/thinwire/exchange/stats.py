@@ -40,7 +40,7 @@ class Stats:
 
     steps: int = 0
     non_finite_steps: int = 0
-    """Steps in which some rank sent an Inf or NaN; their errors were not kept."""
+    """Steps in which some rank sent an Inf or NaN compressed; their errors were not kept."""
     last: Figures = field(default_factory=Figures)
     total: Figures = field(default_factory=Figures)
 
