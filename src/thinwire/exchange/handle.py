@@ -105,9 +105,8 @@ class Sync:
         """Go on from a saved state. Collective: call it on every rank, each with its own state or all with the same.
 
         With as many ranks as when it was saved, every rank continues with its own errors, bit for bit (sums of what
-        is not compressed may round differently with three and more, as in plain DDP). With another
-        number, pending errors are shared out so that what will reach the model stays the same; that takes the
-        states of all old ranks.
+        is not compressed may round differently with three and more, as in plain DDP). With another number, pending
+        errors are shared out so that what will reach the model stays the same; that takes the states of all old ranks.
 
         Args:
             saved: this rank's state, or the states of all ranks: what ``state_dict(all_ranks=True)`` gave, or a list.

@@ -1,8 +1,8 @@
-"""What LLVM has and scalar loops cannot say: eight comparisons to the bits of a byte, a byte to eight signs, halves.
+"""What LLVM has and scalar loops cannot say: eight comparisons to the bits of a byte, bits to sixteen signs, halves.
 
-A comparison of two vectors of eight gives eight bits, which are a byte, and eight bits choose between two vectors. With
-AVX-512 each is one instruction; elsewhere LLVM finds a short sequence. Arrays are contiguous float32, and nothing
-is checked: the eight elements from ``start`` must exist.
+A comparison of two vectors of eight gives eight bits, which are a byte, and sixteen bits choose between two vectors.
+With AVX-512 each is one instruction; elsewhere LLVM finds a short sequence. Arrays are contiguous float32 unless a
+docstring says otherwise, and nothing is checked: the eight or sixteen elements from ``start`` must exist.
 """
 
 from typing import Any
