@@ -207,6 +207,8 @@ def _prepare(
             raise TypeError(f"parameter {name!r} is of {p.dtype}; gradients must be floating-point or complex")
     compressors: dict[str, Compressor] = {"none": parse("none")}
     if spec is not None:
+        if isinstance(spec, Mapping) and not spec:
+            raise ValueError('no compressor given: the mapping is empty; write {"*": "topk(ratio=0.01)"}, or "none"')
         by_name = {n: parse(s) for n, s in spec.items()} if isinstance(spec, Mapping) else {"*": parse(spec)}
         check_patterns([*by_name, *settings.exclude] if named else [], named)
         compressors.update({str(c): c for c in by_name.values()})

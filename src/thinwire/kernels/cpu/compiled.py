@@ -1,11 +1,22 @@
 """How the loops are compiled: without the GIL, and kept on disk where there is a place for it."""
 
 import functools
+import hashlib
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from numba import njit
+
+
+def _digest(folder: Path) -> str:
+    """Of all sources in a folder."""
+    sources = b"".join(source.read_bytes() for source in sorted(folder.glob("*.py")))
+    return hashlib.blake2b(sources, digest_size=6).hexdigest()
+
+
+_SOURCES = _digest(Path(__file__).parent)
 
 
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -16,6 +27,9 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """
     if function is None:
         return functools.partial(compiled, **options)
+    # numba looks for changes only in the function's own file, but kernels inline what is in others beside it. The name
+    # is part of what compiled code is found by.
+    function.__qualname__ += f"_{_SOURCES}"
     try:
         return njit(nogil=True, cache=True, **options)(function)
     except RuntimeError as error:
