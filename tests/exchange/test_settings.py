@@ -114,7 +114,7 @@ WRONG = {
     "spec is no spec": ({"spec": 0.01}, ValueError, ["spec string or an object, not float"]),
     "pattern": ({"spec": {"frist": TOPK}}, ValueError, ["'frist' fits no", "there are first"]),
     "pattern's spec": ({"spec": {"*": "zip"}}, ValueError, ["unknown compressor 'zip'"]),
-    "no patterns": ({"spec": {}}, ValueError, ["the mapping is empty", "{\"*\": "]),
+    "no patterns": ({"spec": {}}, ValueError, ["the mapping is empty", '{"*": ']),
     "unreadable": ({"spec": "topk(0.01"}, ValueError, ["cannot read compressor spec", "name(setting=value"]),
     "unknown setting": ({"spec": "topk(part=0.1)"}, ValueError, ["unknown setting part", "write topk(ratio="]),
     "ratio 0": ({"spec": "topk(ratio=0)"}, ValueError, ["topk(ratio=0)", "ratio", "at most 1"]),

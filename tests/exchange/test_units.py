@@ -171,6 +171,7 @@ def run(rank, option, spec):
         for task in unit.steps:
             if isinstance(task, Transfer):
                 task.start().wait()
+                task.finish()
             else:
                 task.run(context)
         assert unit.steps[-1].is_finite()

@@ -43,6 +43,10 @@ def test_compiled_code_follows_what_a_kernel_inlines(tmp_path):
     for factor in (2, 3, 2):
         helper = f"from compiled import compiled\n\n@compiled\ndef helper(x):\n    return {factor} * x\n"
         (tmp_path / "helper.py").write_text(helper)
-        command = [sys.executable, "-c", "from kernel import kernel; print(kernel(1), sum(kernel.stats.cache_hits.values()))"]
+        command = [
+            sys.executable,
+            "-c",
+            "from kernel import kernel; print(kernel(1), sum(kernel.stats.cache_hits.values()))",
+        ]
         results.append(subprocess.check_output(command, cwd=tmp_path, text=True, timeout=60).split())
     assert results == [["2", "0"], ["3", "0"], ["2", "1"]]

@@ -3,6 +3,6 @@
 from thinwire.comm.agreement import agree
 from thinwire.comm.groups import like, timeout_of
 from thinwire.comm.lane import Lane
-from thinwire.comm.routines import allgather, allreduce, alltoall, reduce_scatter
+from thinwire.comm.routines import add_rows, allgather, allreduce, alltoall
 
-__all__ = ["Lane", "agree", "allgather", "allreduce", "alltoall", "like", "reduce_scatter", "timeout_of"]
+__all__ = ["Lane", "add_rows", "agree", "allgather", "allreduce", "alltoall", "like", "timeout_of"]

@@ -37,23 +37,17 @@ def alltoall(group: ProcessGroup, sent: Tensor, received_: Tensor) -> "Future[ob
     return group.alltoall_base(received_, sent, [], []).get_future()
 
 
-def reduce_scatter(group: ProcessGroup, sent: Tensor, received_: Tensor, dtype: torch.dtype) -> "Future[object]":
-    """Add up everyone's r-th of n equal parts of ``sent`` into ``received_`` on rank r, as elements of ``dtype``.
+def add_rows(parts: Tensor, received_: Tensor, dtype: torch.dtype) -> None:
+    """Add up ``parts`` (n·m bytes, received by :func:`alltoall`) into ``received_`` (m), as elements of ``dtype``.
 
-    Made of an all-to-all and a sum in rank order: the same (n−1)/n of the bytes are sent, the result does not depend
-    on the backend's order of additions, and backends without a reduce-scatter of their own can do it.
+    A reduce-scatter is an all-to-all followed by this: as few bytes are sent, the result does not depend on the
+    backend's order of additions, and backends without a reduce-scatter of their own can do it.
     """
-    parts = torch.empty_like(sent)
-
-    def add_up(arrived: "Future[object]") -> None:
-        arrived.value()  # raises what the all-to-all failed with
-        rows = parts.view(group.size(), -1).view(dtype)
-        total = received_.view(dtype)
-        total.copy_(rows[0])
-        for row in rows[1:]:
-            total.add_(row)
-
-    return alltoall(group, sent, parts).then(add_up)
+    total = received_.view(dtype)
+    rows = parts.view(-1, received_.numel()).view(dtype)
+    total.copy_(rows[0])
+    for row in rows[1:]:
+        total.add_(row)
 
 
 def _done() -> "Future[object]":

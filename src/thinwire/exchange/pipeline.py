@@ -289,7 +289,11 @@ class Exchange:
             self._pool.submit(partial(self._compute, run, step), priority=isinstance(step, Decode))
 
     def _transfer(self, run: _UnitRun, transfer: Transfer) -> None:
-        self._start(run.bucket.step, run.unit.label, transfer.task, transfer.start, partial(self._step_done, run))
+        def arrived() -> None:
+            transfer.finish()
+            self._step_done(run)
+
+        self._start(run.bucket.step, run.unit.label, transfer.task, transfer.start, arrived)
 
     def _start(
         self, step: _StepRun, unit: str, task: str, start: Callable[[], "Future[object]"], then: Callable[[], None]

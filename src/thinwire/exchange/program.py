@@ -127,6 +127,8 @@ class Transfer:
     start: Callable[[], "Future[object]"]
     sent_bytes: int
     """Bytes of payload that this rank sends."""
+    finish: Callable[[], None] = lambda: None
+    """What remains to be done with what was received."""
 
 
 Step = Encode | Decode | Transfer
@@ -257,6 +259,7 @@ class _Compilation:
         group = self._groups[phase]
         flat = sent.view(-1)
         start: Callable[[], Future[object]]
+        finish: Callable[[], None] = lambda: None
         if routine is Routine.ALLREDUCE:
             start = partial(comm.allreduce, group, flat.view(_sum_dtype(codec, task)))
             sent_bytes = 2 * (n - 1) * flat.numel() // n
@@ -266,15 +269,14 @@ class _Compilation:
             start = partial(comm.allgather, group, flat, self._buffer.view(-1))
             sent_bytes = (n - 1) * flat.numel()
         else:
-            summed = routine is Routine.REDUCE_SCATTER
-            self._buffer = self._new_buffer(1 if summed else n, row_nbytes)
+            received = self._buffer = self._new_buffer(n, row_nbytes)
+            if routine is Routine.REDUCE_SCATTER:
+                self._buffer = self._new_buffer(1, row_nbytes)
+                finish = partial(comm.add_rows, received.view(-1), self._buffer.view(-1), _sum_dtype(codec, task))
             self._cells = self._own(range(self._buffer.shape[0]))
-            if summed:
-                start = partial(comm.reduce_scatter, group, flat, self._buffer.view(-1), _sum_dtype(codec, task))
-            else:
-                start = partial(comm.alltoall, group, flat, self._buffer.view(-1))
+            start = partial(comm.alltoall, group, flat, received.view(-1))
             sent_bytes = (n - 1) * row_nbytes
-        self._steps.append(Transfer(str(task), phase, start, sent_bytes))
+        self._steps.append(Transfer(str(task), phase, start, sent_bytes, finish))
 
     def _num_transfers(self) -> int:
         return sum(isinstance(s, Transfer) for s in self._steps)
