@@ -117,6 +117,10 @@ class Decode:
         return target.dtype == torch.float32 or bool(torch.isfinite(target).all())
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """One collective."""
@@ -127,7 +131,7 @@ class Transfer:
     start: Callable[[], "Future[object]"]
     sent_bytes: int
     """Bytes of payload that this rank sends."""
-    finish: Callable[[], None] = lambda: None
+    finish: Callable[[], None] = _nothing
     """What remains to be done with what was received."""
 
 
@@ -259,7 +263,7 @@ class _Compilation:
         group = self._groups[phase]
         flat = sent.view(-1)
         start: Callable[[], Future[object]]
-        finish: Callable[[], None] = lambda: None
+        finish: Callable[[], None] = _nothing
         if routine is Routine.ALLREDUCE:
             start = partial(comm.allreduce, group, flat.view(_sum_dtype(codec, task)))
             sent_bytes = 2 * (n - 1) * flat.numel() // n

@@ -3,6 +3,7 @@
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
@@ -12,6 +13,10 @@ T = TypeVar("T")
 
 EXIT_SECONDS = 10.0
 """How long the end of a process waits for collectives that are under way: until peers have answered or are gone."""
+
+LEAVING_SECONDS = 0.1
+"""What a thread of a process group is given to let the tensors of an ended collective go, which takes Python once more.
+Nothing tells when it has; it takes microseconds if a core is free."""
 
 
 class WorkerPool:
@@ -25,6 +30,7 @@ class WorkerPool:
         self._count = itertools.count()
         self._num_open = 0  # work submitted and callbacks handed over
         self._all_done = threading.Condition()
+        self._has_handed_over = False
         self._threads = [
             threading.Thread(target=self._serve, name=f"thinwire-worker-{i}", daemon=True) for i in range(num_threads)
         ]
@@ -44,6 +50,7 @@ class WorkerPool:
         thread would wait for itself.
         """
         self._opened()
+        self._has_handed_over = True
         return _HandOver(self, work)
 
     def close(self) -> None:
@@ -59,6 +66,8 @@ class WorkerPool:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+        if self._has_handed_over:
+            time.sleep(LEAVING_SECONDS)
 
     def _opened(self) -> None:
         with self._all_done:
