@@ -147,7 +147,7 @@ def compressors(as_json: Json = False) -> None:
             "bits_per_element": compressor.payload_nbytes(TABLE_NUMEL) * 8 / TABLE_NUMEL,
             "reducible": compressor.reducible,
             "unbiased": compressor.unbiased,
-            "error_feedback": not compressor.unbiased,
+            "error_feedback": compressor.keeps_errors,
         }
         for cls in known()
         for compressor in [cls()]

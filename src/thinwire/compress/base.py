@@ -82,6 +82,8 @@ class Compressor(ABC):
 
     id: ClassVar[str]
     """Names the payload's format in spec strings and strategy files; a released format never changes."""
+    schemes: ClassVar[tuple[str, ...]] = ()
+    """Names of the only schemes that it goes with, the usual one first; empty: all that its payloads fit."""
 
     @property
     def sum_dtype(self) -> torch.dtype | None:
@@ -102,6 +104,11 @@ class Compressor(ABC):
     def expands(self) -> bool:
         """Whether what is dropped can be larger than the vector itself; with error feedback it would grow and grow."""
         return False
+
+    @property
+    def keeps_errors(self) -> bool:
+        """Whether error feedback is on unless the user says otherwise."""
+        return not self.unbiased
 
     @abstractmethod
     def payload_nbytes(self, numel: int) -> int:

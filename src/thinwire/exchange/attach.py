@@ -137,7 +137,7 @@ def _exchange(ready: _Prepared, named: Mapping[str, nn.Parameter], slot: HookSlo
 
     def make_unit(regions: Sequence[Region], choice: Choice) -> Unit:
         compressor = ready.compressors[choice.compressor]
-        with_error = not compressor.unbiased if settings.error_feedback is None else settings.error_feedback
+        with_error = compressor.keeps_errors if settings.error_feedback is None else settings.error_feedback
         return Unit(
             regions,
             choice.option,

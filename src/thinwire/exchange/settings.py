@@ -100,8 +100,12 @@ def strategy_by_name(
 
 
 def _scheme(compressor: Compressor, settings: Settings, world_size: int) -> str:
+    if settings.scheme is not None:
+        return settings.scheme
+    if compressor.schemes:
+        return compressor.schemes[0]
     typical = 1 << 20
-    return settings.scheme or choose_scheme(
+    return choose_scheme(
         reducible=compressor.reducible,
         payload_bytes_per_element=compressor.payload_nbytes(typical) / typical,
         world_size=world_size,
@@ -151,6 +155,11 @@ def check_executable(strategy: Strategy, compressors: Mapping[str, Compressor], 
             raise ValueError(
                 f"{name}: {str(choice.option)!r} adds payloads up on the way, "
                 f"but those of {compressor} cannot be added; use the scheme allgather or alltoall"
+            )
+        if compressor.schemes and choice.option not in [flat_option(s, Place.CPU) for s in compressor.schemes]:
+            raise ValueError(
+                f"{name}: {compressor} does not go with {str(choice.option)!r}; its schemes are "
+                f"{', '.join(compressor.schemes)}"
             )
         num_chunks = math.ceil(choice.numel / settings.max_numel)
         smallest = choice.numel // max(num_chunks, 1)
