@@ -3,6 +3,7 @@
 from thinwire.kernels.blockscale import blockscale_decode_sum, blockscale_encode
 from thinwire.kernels.dither import dither_decode_sum, dither_encode
 from thinwire.kernels.finite import all_finite, is_zero
+from thinwire.kernels.lowrank import lowrank_expand, lowrank_left, lowrank_right, orthonormalise_
 from thinwire.kernels.random import uniform_
 from thinwire.kernels.sign import num_scales, sign_decode_sum, sign_encode, sign_nbytes
 from thinwire.kernels.strata import strata_put_, strata_take
@@ -15,7 +16,11 @@ __all__ = [
     "dither_decode_sum",
     "dither_encode",
     "is_zero",
+    "lowrank_expand",
+    "lowrank_left",
+    "lowrank_right",
     "num_scales",
+    "orthonormalise_",
     "sign_decode_sum",
     "sign_encode",
     "sign_nbytes",
