@@ -1,5 +1,8 @@
 import itertools
+import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -67,6 +70,33 @@ def product(side, factor, basis):
 def assert_close(actual, expected, scale, ulps=16):
     """To some units in the last place of ``scale``, a number that bounds what was added up."""
     assert (actual - expected).abs().max() <= ulps * 2**-23 * scale
+
+
+ON_ANOTHER_CPU = """
+import sys, torch
+from thinwire.kernels import lowrank_expand, orthonormalise_
+left, right, rows = torch.load(sys.argv[1])
+out = torch.empty(left.shape[1] * right.shape[1])
+lowrank_expand(left, right, out)
+orthonormalise_(rows)
+torch.save([out, rows], sys.argv[2])
+"""
+
+
+def test_other_instructions_give_the_same_bits(numbers, tmp_path):
+    """Compiled for the least of CPUs: short vectors, and no multiplication and addition in one."""
+    left, right = torch.randn(6, 33, generator=numbers), torch.randn(6, 1025, generator=numbers)
+    rows = torch.randn(6, 6, generator=numbers) @ torch.randn(6, 385, generator=numbers)
+    torch.save([left, right, rows], tmp_path / "input.pt")
+    subprocess.run(
+        [sys.executable, "-c", ON_ANOTHER_CPU, tmp_path / "input.pt", tmp_path / "output.pt"],
+        env=os.environ | {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
+        timeout=120,
+        check=True,
+    )
+    orthonormalise_(rows)
+    for actual, expected in zip(torch.load(tmp_path / "output.pt"), [expand(left, right), rows], strict=True):
+        assert torch.equal(actual.view(torch.int32), expected.view(torch.int32))
 
 
 # --- projections
