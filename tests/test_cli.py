@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 
@@ -6,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import thinwire
-from thinwire.cli import TABLE_NUMEL, app
+from thinwire.cli import TABLE_SHAPE, app
 from thinwire.compress import known, parse
 from thinwire.lab import Lab
 
@@ -62,7 +63,7 @@ def test_compressors_as_json() -> None:
     assert rows.keys() == {cls.id for cls in known()}
     for row in rows.values():
         compressor = parse(row["spec"])
-        assert row["bits_per_element"] == compressor.payload_nbytes(TABLE_NUMEL) * 8 / TABLE_NUMEL
+        assert row["bits_per_element"] == compressor.average_nbytes(TABLE_SHAPE) * 8 / math.prod(TABLE_SHAPE)
         assert (row["reducible"], row["unbiased"]) == (compressor.reducible, compressor.unbiased)
         assert row["error_feedback"] is not compressor.unbiased
     assert rows["none"]["bits_per_element"] == 32

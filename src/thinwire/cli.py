@@ -4,6 +4,7 @@ What a subcommand needs is imported inside it, so that help comes at once.
 """
 
 import json
+import math
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ from rich.table import Table
 
 from thinwire import __version__
 
-TABLE_NUMEL = 2**20
-"""Length of the vector for which ``thinwire compressors`` states bits per element."""
+TABLE_SHAPE = (1024, 1024)
+"""Of the gradient for which ``thinwire compressors`` states bits per element."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -144,13 +145,13 @@ def compressors(as_json: Json = False) -> None:
         {
             "id": cls.id,
             "spec": signature(cls),
-            "bits_per_element": compressor.payload_nbytes(TABLE_NUMEL) * 8 / TABLE_NUMEL,
-            "reducible": compressor.reducible,
-            "unbiased": compressor.unbiased,
-            "error_feedback": compressor.keeps_errors,
+            "bits_per_element": method.average_nbytes(TABLE_SHAPE) * 8 / math.prod(TABLE_SHAPE),
+            "reducible": method.reducible,
+            "unbiased": method.unbiased,
+            "error_feedback": method.keeps_errors,
         }
         for cls in known()
-        for compressor in [cls()]
+        for method in [cls()]
     ]
     if as_json:
         print(json.dumps(rows))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.exchange.given import SPECS, attach, bits, errors_of, exchanged, given_ddp, given_gradients
-from tests.exchange.test_schemes import SCHEMES, fitting_schemes
+from tests.exchange.given import LOW_RANK, SPECS, attach, bits, errors_of, exchanged, given_ddp, given_gradients
+from tests.exchange.test_schemes import fitting_schemes
 from tests.ranks import on_ranks
 from thinwire.compress import parse
 from thinwire.strategy import Choice, Place, Strategy, flat_option
@@ -72,7 +72,7 @@ def non_finite_steps(rank: int, spec: str, scheme: str) -> None:
     clean.detach()
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if not parse(spec).expands])
+@pytest.mark.parametrize("spec", [spec for spec in SPECS + LOW_RANK if not parse(spec).expands])
 def test_non_finite_gradients_are_seen_and_leave_no_trace(spec):
     for scheme in fitting_schemes(spec):
         on_ranks(2, non_finite_steps, spec, scheme)
@@ -148,12 +148,24 @@ def delayed_training(rank: int, num_steps: int, specs: dict[str, str]) -> tuple[
 
 REDUCIBLE, OTHER = "randomk(ratio=0.1)", "onebit"
 MIXED = ["onebit@alltoall", "randomk(ratio=0.1)@allreduce", "int8@allgather", "fp16@reduce_scatter", "onebit@allgather"]
+MIXED += ["powersgd(approx_rank=2)@allreduce_twice", "acpsgd(approx_rank=2)@allreduce"]
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, "mixed"])
-def test_a_thousand_steps_under_random_delays(scheme):
-    spec = REDUCIBLE if scheme in ("allreduce", "reduce_scatter") else OTHER
-    each = MIXED if scheme == "mixed" else [f"{spec}@{scheme}"] * 3
+THOUSAND = {
+    "allreduce": [f"{REDUCIBLE}@allreduce"] * 3,
+    "reduce_scatter": [f"{REDUCIBLE}@reduce_scatter"] * 3,
+    "allgather": [f"{OTHER}@allgather"] * 3,
+    "alltoall": [f"{OTHER}@alltoall"] * 3,
+    "acpsgd": ["acpsgd(approx_rank=2)@allreduce"] * 3,
+    "powersgd": ["powersgd(approx_rank=2)@allreduce_twice"] * 3,
+    "mixed": MIXED,
+}
+"""A spec and a scheme for each layer."""
+
+
+@pytest.mark.parametrize("kind", THOUSAND)
+def test_a_thousand_steps_under_random_delays(kind):
+    each = THOUSAND[kind]
     specs = {f"{layer}.weight": one for layer, one in enumerate(each)}
     (first, num_buckets, num_steps), *others = on_ranks(3, delayed_training, 1000, specs, limit_seconds=170)
     assert num_buckets > 2

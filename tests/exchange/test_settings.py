@@ -110,7 +110,7 @@ class FullyShardedDataParallel(nn.Linear):
 
 
 WRONG = {
-    "unknown spec": ({"spec": "zip"}, ValueError, ["unknown compressor 'zip'", "known: bf16, "]),
+    "unknown spec": ({"spec": "zip"}, ValueError, ["unknown compressor 'zip'", "known: acpsgd, "]),
     "spec is no spec": ({"spec": 0.01}, ValueError, ["spec string or an object, not float"]),
     "pattern": ({"spec": {"frist": TOPK}}, ValueError, ["'frist' fits no", "there are first"]),
     "pattern's spec": ({"spec": {"*": "zip"}}, ValueError, ["unknown compressor 'zip'"]),
@@ -124,6 +124,18 @@ WRONG = {
     "neither": ({}, ValueError, ["give either a compressor", "strategy="]),
     "both": ({"spec": TOPK, "strategy": strategy_for(2)}, ValueError, ["give either a compressor", "strategy="]),
     "scheme": ({"spec": TOPK, "scheme": "ring"}, ValueError, ["scheme='ring'", "alltoall"]),
+    "low rank": ({"spec": "acpsgd(approx_rank=0)"}, ValueError, ["approx_rank is a whole number from 1, not 0"]),
+    "low rank's scheme": (
+        {"spec": "acpsgd", "scheme": "allgather", "min_numel": 64},
+        ValueError,
+        ["first: acpsgd does not go with", "its schemes are allreduce"],
+    ),
+    "two rounds": ({"spec": "fp16", "scheme": "allreduce_twice"}, ValueError, ["a second round, which fp16 does not"]),
+    "low rank of a vector": (
+        {"strategy": edited(vector=Choice(numel=700, option=flat_option("allreduce", Place.CPU), compressor="acpsgd"))},
+        ValueError,
+        ["vector: acpsgd cannot make (700,) smaller"],
+    ),
     "scheme beside strategy": ({"strategy": strategy_for(2), "scheme": "allgather"}, ValueError, ["no effect"]),
     "unsummable": ({"spec": TOPK, "scheme": "allreduce"}, ValueError, ["cannot be added", "allgather or alltoall"]),
     "uncompressed payloads": ({"spec": "none", "scheme": "allgather"}, ValueError, ["allgather", "allreduce"]),

@@ -72,8 +72,10 @@ def plan(gradients, max_numel=100, packable=True):
         (f"w{i}", Choice(numel=numel, option=Option.parse(option), compressor=compressor))
         for i, (numel, (option, compressor)) in enumerate(gradients)
     ]
-    made = plan_bucket(choices, max_numel, packable, lambda regions, choice: (regions, choice))
-    return [(regions, choice, owners) for (regions, choice), owners in made.units], list(made.plain)
+    made = plan_bucket(
+        choices, max_numel, packable, lambda _: False, lambda regions, choice, riders: (regions, choice, riders)
+    )
+    return [(regions, choice, owners) for (regions, choice, _), owners in made.units], list(made.plain)
 
 
 def test_neighbours_alike_are_fused_up_to_the_limit():
@@ -160,7 +162,7 @@ def run(rank, option, spec):
     memory = ErrorMemory(device)
     regions = [Region(f"w{i}", 10 * i, 10 * i + numel) for i, numel in enumerate(SIZES)]
     groups = comm.like(group, len(option.routines), device)
-    unit = Unit(regions, option, compressor, groups, rank, memory, device)
+    unit = Unit(regions, option, compressor, groups, rank, memory)
     assert_laid_out(unit)
     pending = {r.name: torch.zeros(r.numel, dtype=torch.float64) for r in regions}
     for step in range(3):
@@ -168,13 +170,14 @@ def run(rank, option, spec):
         mean = mean_over_ranks(gradients)
         unit.values.hold(list(gradients.values()))
         context = StepContext(seed=0, step=step, rank=rank, error_unit=lambda _: 1.0)
-        for task in unit.steps:
+        program = unit.program(step)
+        for task in program.steps:
             if isinstance(task, Transfer):
                 task.start().wait()
                 task.finish()
             else:
                 task.run(context)
-        assert unit.steps[-1].is_finite()
+        assert program.steps[-1].is_finite()
         memory.commit()
         left = {r.name: torch.zeros(r.numel, dtype=torch.float64) for r in regions}
         for saved in memory.save():
@@ -192,7 +195,7 @@ def run(rank, option, spec):
 
 def assert_laid_out(unit):
     """Payloads begin at multiples of the alignment, and no two of a row overlap."""
-    for task in unit.steps:
+    for task in unit.program(0).steps:
         if isinstance(task, Encode | Decode):
             spans = sorted(
                 (p.data_ptr(), p.data_ptr() + p.numel()) for item in task.items for p in item.payloads if p.numel()

@@ -24,6 +24,9 @@ def test_facts_about_options() -> None:
     assert not UNCOMPRESSED.sums_payloads
     assert flat_option("allreduce", Place.CPU).sums_payloads
     assert flat_option("reduce_scatter", Place.CPU).sums_payloads
+    assert flat_option("allreduce_twice", Place.CPU).sums_payloads
+    assert flat_option("allreduce_twice", Place.CPU).refines
+    assert not flat_option("allreduce", Place.CPU).refines
     assert not flat_option("alltoall", Place.CPU).sums_payloads
     assert flat_option("alltoall", Place.CPU).divides
     assert str(flat_option("reduce_scatter", Place.CPU, compressed=False)) == "reduce_scatter@flat > allgather@flat"
@@ -37,6 +40,9 @@ def test_facts_about_options() -> None:
         ("encode@cpu > decode@cpu", "does not communicate"),
         ("encode@cpu > encode@cpu > allgather@flat > decode@cpu", "encoded already"),
         ("decode@cpu > allreduce@flat", "nothing is encoded"),
+        ("refine@cpu > allreduce@flat", "nothing is encoded"),
+        ("encode@cpu > refine@cpu > allreduce@flat > decode@cpu", "takes the sum of a first round"),
+        ("encode@cpu > alltoall@flat > refine@cpu > allgather@flat > decode@cpu", "takes the sum of a first round"),
         ("alltoall@flat > allgather@flat", "encode first, or use reduce_scatter"),
         ("reduce_scatter@flat", "allgather of its parts is missing"),
         ("allreduce@flat > encode@cpu > allgather@flat > decode@cpu", "added up already"),
@@ -45,7 +51,7 @@ def test_facts_about_options() -> None:
         ("encode@flat > allreduce@flat > decode@cpu", "allowed: cpu, gpu"),
         ("allreduce@cpu", "allowed: flat"),
         ("allreduce@moon", "allowed: cpu, gpu, flat"),
-        ("teleport@flat", "encode, decode, allreduce"),
+        ("teleport@flat", "encode, refine, decode, allreduce"),
         ("", "unknown task"),
     ],
 )
@@ -55,7 +61,7 @@ def test_what_does_not_fit_together_is_refused_with_a_reason(text: str, message:
 
 
 def test_unknown_scheme_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="allreduce, allgather, alltoall, reduce_scatter"):
+    with pytest.raises(ValueError, match="allreduce, allreduce_twice, allgather, alltoall, reduce_scatter"):
         flat_option("ring", Place.CPU)
 
 

@@ -1,10 +1,21 @@
 """Compressors: what turns a gradient into a payload and back, and the memory of what they dropped."""
 
-from thinwire.compress.base import PAYLOAD_ALIGNMENT_BYTES, Compressor, Key, payload_part, unit_hash
+from thinwire.compress.base import (
+    PAYLOAD_ALIGNMENT_BYTES,
+    Codec,
+    Compressor,
+    Key,
+    Method,
+    State,
+    TwoRoundCodec,
+    payload_part,
+    unit_hash,
+)
 from thinwire.compress.blockscale import Float8, Int8
 from thinwire.compress.casts import BFloat16, Float16
 from thinwire.compress.dithering import LinearDithering, NaturalDithering
 from thinwire.compress.feedback import ErrorFeedback
+from thinwire.compress.lowrank import AcpSgd, PowerSgd
 from thinwire.compress.none import Identity
 from thinwire.compress.onebit import OneBit
 from thinwire.compress.randomk import RandomK
@@ -13,7 +24,9 @@ from thinwire.compress.topk import TopK
 
 __all__ = [
     "PAYLOAD_ALIGNMENT_BYTES",
+    "AcpSgd",
     "BFloat16",
+    "Codec",
     "Compressor",
     "ErrorFeedback",
     "Float8",
@@ -22,10 +35,14 @@ __all__ = [
     "Int8",
     "Key",
     "LinearDithering",
+    "Method",
     "NaturalDithering",
     "OneBit",
+    "PowerSgd",
     "RandomK",
+    "State",
     "TopK",
+    "TwoRoundCodec",
     "known",
     "parse",
     "payload_part",

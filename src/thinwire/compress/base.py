@@ -1,13 +1,15 @@
 """What a compressor is: the contract that everything else relies on, and the randomness it may use.
 
-A compressor turns a flat float32 vector into a *payload*, one flat uint8 tensor whose size is a function of the
-vector's length alone, and back. It holds settings and no state, so one object serves every gradient and every thread.
-What compression dropped is kept by whoever calls it (see :mod:`thinwire.compress.feedback`).
+A *codec* turns a flat float32 vector into a *payload*, one flat uint8 tensor whose size is a function of the vector's
+length alone, and back. A *method* is what users choose, with its settings, and gives the codec for each gradient and
+step. Most are the same object for all, a *compressor*. What compression dropped is kept by whoever calls it (see
+:mod:`thinwire.compress.feedback`), what else has to be remembered in a *state*.
 """
 
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import ClassVar
 
@@ -69,46 +71,39 @@ class Key:
         return _mix64((self.shared() ^ (self.rank + 1)) + 0x9E3779B97F4A7C15 & _MASK64)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compressor(ABC):
-    """Turns a flat float32 vector into a payload and back.
+class State(ABC):
+    """What a compressor remembers of one region from step to step, beside its error. A step is a transaction."""
 
-    Subclasses are frozen, keyword-only, slotted dataclasses: their fields are the settings, checked in
-    ``__post_init__`` with a :class:`ValueError` that names field, value and range.
+    @abstractmethod
+    def commit(self) -> None:
+        """Keep what this step has brought."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Forget what this step has brought."""
+
+    @abstractmethod
+    def save(self) -> Mapping[str, Tensor]:
+        """What is kept, by name; aliases, valid until the next commit."""
+
+    @abstractmethod
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Replace what is kept by copies of what :meth:`save` gave; names and shapes are the same."""
+
+
+class Codec(ABC):
+    """Turns flat float32 vectors into payloads and back.
 
     *Non-finite input.* If any element of the vector is Inf or NaN, whatever :meth:`decode` makes of its payload holds
     at least one non-finite value and :meth:`is_finite` says no, also where the element itself is not sent.
     """
 
-    id: ClassVar[str]
-    """Names the payload's format in spec strings and strategy files; a released format never changes."""
-    schemes: ClassVar[tuple[str, ...]] = ()
-    """Names of the only schemes that it goes with, the usual one first; empty: all that its payloads fit."""
+    __slots__ = ()
 
     @property
     def sum_dtype(self) -> torch.dtype | None:
         """The dtype under which payloads can be added element by element, as they are; None: they cannot."""
         return None
-
-    @property
-    def reducible(self) -> bool:
-        """Whether decode(a) + decode(b) == decode(a + b), to rounding; such payloads fit an all-reduce."""
-        return self.sum_dtype is not None
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether the expectation of decode(encode(x)) over keys is x."""
-        return False
-
-    @property
-    def expands(self) -> bool:
-        """Whether what is dropped can be larger than the vector itself; with error feedback it would grow and grow."""
-        return False
-
-    @property
-    def keeps_errors(self) -> bool:
-        """Whether error feedback is on unless the user says otherwise."""
-        return not self.unbiased
 
     @abstractmethod
     def payload_nbytes(self, numel: int) -> int:
@@ -167,6 +162,86 @@ class Compressor(ABC):
         self.decode(payload.unsqueeze(0), decoded, key)
         new_error.sub_(decoded, alpha=1.0 / weight)
 
+
+class TwoRoundCodec(Codec):
+    """A codec whose payloads, once summed, lead to a second round with payloads of their own, which are what decodes.
+
+    Whatever the first round keeps as new error, the second one replaces.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def second(self) -> Codec:
+        """What encodes and decodes in the second round."""
+
+    @abstractmethod
+    def absorb(self, payload: Tensor) -> None:
+        """Take over the summed payload of the first round. Comes before :attr:`second` encodes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method(ABC):
+    """A way to compress, with its settings: what a spec string names.
+
+    Subclasses are frozen, keyword-only, slotted dataclasses: their fields are the settings, checked in
+    ``__post_init__`` with a :class:`ValueError` that names field, value and range. They hold no state, so one object
+    serves every gradient and every thread.
+    """
+
+    id: ClassVar[str]
+    """Names the payload's format in spec strings and strategy files; a released format never changes."""
+    schemes: ClassVar[tuple[str, ...]] = ()
+    """Names of the only schemes that it goes with, the usual one first; empty: all that its payloads fit."""
+    whole: ClassVar[bool] = False
+    """Whether it sees whole gradients, with their shape, instead of chunks; then a bucket's are sent together."""
+
+    @property
+    @abstractmethod
+    def reducible(self) -> bool:
+        """Whether decode(a) + decode(b) == decode(a + b), to rounding; such payloads fit an all-reduce."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the expectation of decode(encode(x)) over keys is x."""
+        return False
+
+    @property
+    def expands(self) -> bool:
+        """Whether what is dropped can be larger than the vector itself; with error feedback it would grow and grow."""
+        return False
+
+    @property
+    def keeps_errors(self) -> bool:
+        """Whether error feedback is on unless the user says otherwise."""
+        return not self.unbiased
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a gradient of this shape gets smaller; others are sent as they are."""
+        return True
+
+    @abstractmethod
+    def average_nbytes(self, shape: Sequence[int]) -> float:
+        """Bytes of payload of a gradient of this shape, on average over steps."""
+
+    def phase(self, step: int) -> int:
+        """Steps of the same phase use the same codec."""
+        return 0
+
+    def new_state(self, shape: Sequence[int], key: Key) -> State | None:
+        """What it remembers of a region, as it is before the first step; None: nothing.
+
+        Args:
+            shape: of the gradient, if it sees whole ones, else of the region.
+            key: of randomness; the same on all ranks.
+        """
+        return None
+
+    @abstractmethod
+    def codec(self, phase: int, state: State | None) -> Codec:
+        """What encodes and decodes a region in the steps of a phase."""
+
     def __str__(self) -> str:
         """The spec string that :func:`thinwire.compress.parse` reads back; settings at their defaults are left out."""
         settings = [
@@ -175,3 +250,18 @@ class Compressor(ABC):
             if (value := getattr(self, f.name)) != f.default or f.default is MISSING
         ]
         return f"{self.id}({', '.join(settings)})" if settings else self.id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compressor(Method, Codec):
+    """A method that is its own codec, in every step and for vectors of every length."""
+
+    @property
+    def reducible(self) -> bool:
+        return self.sum_dtype is not None
+
+    def average_nbytes(self, shape: Sequence[int]) -> float:
+        return self.payload_nbytes(math.prod(shape))
+
+    def codec(self, phase: int, state: State | None) -> Codec:
+        return self

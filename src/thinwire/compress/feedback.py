@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from thinwire.compress.base import Compressor, Key
+from thinwire.compress.base import Codec, Key
 from thinwire.kernels import is_zero
 
 
@@ -42,7 +42,7 @@ class ErrorFeedback:
 
     def encode(
         self,
-        compressor: Compressor,
+        codec: Codec,
         grad: Tensor,
         payload: Tensor,
         key: Key,
@@ -57,10 +57,10 @@ class ErrorFeedback:
         """
         self._pending = False
         if is_zero(grad):
-            compressor.encode(grad, payload, key, weight=weight)
+            codec.encode(grad, payload, key, weight=weight)
             return
         scale = 1.0 if self._is_zero else unit / self._unit
-        compressor.encode_with_error(grad, self._current, self._spare, payload, key, weight=weight, error_scale=scale)
+        codec.encode_with_error(grad, self._current, self._spare, payload, key, weight=weight, error_scale=scale)
         self._pending = True
         self._unit_pending = unit
 

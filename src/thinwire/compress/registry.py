@@ -5,12 +5,12 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 
-from thinwire.compress.base import Compressor
+from thinwire.compress.base import Method
 
-_KNOWN: dict[str, type[Compressor]] = {}
+_KNOWN: dict[str, type[Method]] = {}
 
 
-def register(cls: type[Compressor]) -> type[Compressor]:
+def register(cls: type[Method]) -> type[Method]:
     """Make a compressor class known under its ``id``; usable as a decorator.
 
     Raises:
@@ -23,18 +23,18 @@ def register(cls: type[Compressor]) -> type[Compressor]:
     return cls
 
 
-def known() -> Iterator[type[Compressor]]:
+def known() -> Iterator[type[Method]]:
     """The registered compressor classes, by id."""
     return (cls for _, cls in sorted(_KNOWN.items()))
 
 
-def signature(cls: type[Compressor]) -> str:
+def signature(cls: type[Method]) -> str:
     """How a spec of this class is written, with every setting and its default: ``topk(ratio=0.01, values=fp16)``."""
     settings = [f.name if f.default is MISSING else f"{f.name}={f.default}" for f in fields(cls)]
     return f"{cls.id}({', '.join(settings)})" if settings else cls.id
 
 
-def parse(spec: str | Compressor) -> Compressor:
+def parse(spec: str | Method) -> Method:
     """Make a compressor from its spec string: ``"onebit"``, ``"topk(ratio=0.01, values=fp32)"``.
 
     Values are Python numbers, ``true``/``false``, or words (with or without quotes). A compressor object is
@@ -44,7 +44,7 @@ def parse(spec: str | Compressor) -> Compressor:
         ValueError: if the spec cannot be read, the name or a setting is unknown, or a value is not allowed; the
             message lists what is.
     """
-    if isinstance(spec, Compressor):
+    if isinstance(spec, Method):
         return spec
     if not isinstance(spec, str):
         raise ValueError(f"a compressor is given as a spec string or an object, not {type(spec).__name__}: {spec!r}")

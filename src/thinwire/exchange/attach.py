@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from thinwire import comm
-from thinwire.compress import Compressor, Key, parse
+from thinwire.compress import Codec, Key, Method, State, TwoRoundCodec, parse, unit_hash
 from thinwire.exchange.handle import HookSlot, Sync, hook
 from thinwire.exchange.layout import Region
 from thinwire.exchange.memory import ErrorMemory
@@ -35,7 +35,7 @@ class LossScaler(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     strategy: Strategy
-    compressors: Mapping[str, Compressor]
+    compressors: Mapping[str, Method]
     settings: Settings
     parameters: Mapping[str, nn.Parameter]
     error_units: "_ErrorUnits"
@@ -44,7 +44,7 @@ class _Prepared:
 
 def attach(
     module: nn.Module,
-    spec: str | Compressor | Mapping[str, str | Compressor] | None = None,
+    spec: str | Method | Mapping[str, str | Method] | None = None,
     *,
     strategy: str | Path | Strategy | None = None,
     scheme: str | None = None,
@@ -133,19 +133,27 @@ def attach(
 
 
 def _exchange(ready: _Prepared, named: Mapping[str, nn.Parameter], slot: HookSlot) -> Exchange:
-    settings, memory = ready.settings, ErrorMemory(ready.device)
+    settings = ready.settings
 
-    def make_unit(regions: Sequence[Region], choice: Choice) -> Unit:
-        compressor = ready.compressors[choice.compressor]
-        with_error = compressor.keeps_errors if settings.error_feedback is None else settings.error_feedback
+    def new_state(region: Region) -> State | None:
+        method = ready.compressors[ready.strategy.gradients[region.name].compressor]
+        shape = ready.parameters[region.name].shape if method.whole else (region.numel,)
+        return method.new_state(shape, Key(settings.seed, 0, unit_hash(str(region))))
+
+    memory = ErrorMemory(ready.device, new_state)
+
+    def make_unit(regions: Sequence[Region], choice: Choice, riders: Sequence[Region]) -> Unit:
+        method = ready.compressors[choice.compressor]
+        with_error = method.keeps_errors if settings.error_feedback is None else settings.error_feedback
         return Unit(
             regions,
             choice.option,
-            compressor,
+            method,
             slot.phase_groups,
             slot.group.rank(),
-            memory if with_error else None,
-            ready.device,
+            memory,
+            error_feedback=with_error,
+            riders=riders,
         )
 
     return Exchange(
@@ -155,6 +163,7 @@ def _exchange(ready: _Prepared, named: Mapping[str, nn.Parameter], slot: HookSlo
         group=slot.group,
         phase_groups=slot.phase_groups,
         make_unit=make_unit,
+        sees_whole=lambda choice: ready.compressors[choice.compressor].whole,
         memory=memory,
         max_numel=settings.max_numel,
         num_threads=settings.threads(),
@@ -191,7 +200,7 @@ def _check_free(ddp: DistributedDataParallel) -> None:
 def _prepare(
     named: Mapping[str, nn.Parameter],
     parameters: Mapping[str, nn.Parameter],
-    spec: str | Compressor | Mapping[str, str | Compressor] | None,
+    spec: str | Method | Mapping[str, str | Method] | None,
     strategy: str | Path | Strategy | None,
     settings: Settings,
     error_units: "_ErrorUnits",
@@ -205,7 +214,7 @@ def _prepare(
     for name, p in parameters.items():
         if not p.is_floating_point() and not p.is_complex():
             raise TypeError(f"parameter {name!r} is of {p.dtype}; gradients must be floating-point or complex")
-    compressors: dict[str, Compressor] = {"none": parse("none")}
+    compressors: dict[str, Method] = {"none": parse("none")}
     if spec is not None:
         if isinstance(spec, Mapping) and not spec:
             raise ValueError('no compressor given: the mapping is empty; write {"*": "topk(ratio=0.01)"}, or "none"')
@@ -221,7 +230,7 @@ def _prepare(
         plan = strategy if isinstance(strategy, Strategy) else _load(strategy)
         plan.check_fits({n: p.numel() for n, p in parameters.items()}, world_size)
         compressors.update({c.compressor: parse(c.compressor) for c in plan.gradients.values()})
-    check_executable(plan, compressors, settings)
+    check_executable(plan, compressors, {n: p.shape for n, p in parameters.items()}, settings)
     for name, p in parameters.items():
         if p.is_complex() and plan.gradients[name].option.compresses:
             raise TypeError(f"parameter {name!r} is of {p.dtype}, which is not compressed; give it {UNCOMPRESSED}")
@@ -287,7 +296,7 @@ def _error_units(
     return _ErrorUnits(given, now)
 
 
-def _compile_kernels(compressors: Iterable[Compressor]) -> None:
+def _compile_kernels(methods: Iterable[Method]) -> None:
     """Run every kernel once on a few numbers: numba compiles at the first call, and keeps the result on disk."""
     slow = threading.Timer(
         2.0,
@@ -300,20 +309,31 @@ def _compile_kernels(compressors: Iterable[Compressor]) -> None:
     key = Key(seed=0, step=0, unit=0)
     x = torch.linspace(-1.0, 1.0, 64)
     try:
-        for compressor in compressors:
-            _try(compressor, x, key)
+        for method in methods:
+            for phase in {method.phase(step) for step in range(2)}:
+                _try(method, phase, x, key)
     finally:
         slow.cancel()
 
 
-def _try(compressor: Compressor, x: Tensor, key: Key) -> None:
+def _try(method: Method, phase: int, x: Tensor, key: Key) -> None:
     try:
-        payload = torch.zeros(compressor.payload_nbytes(x.numel()), dtype=torch.uint8)
-        compressor.encode(x, payload, key)
-        compressor.encode_with_error(x, torch.zeros_like(x), torch.empty_like(x), payload, key)
-        compressor.decode(payload.unsqueeze(0), torch.empty_like(x), key)
-        compressor.is_finite(payload.unsqueeze(0))
+        codec = method.codec(phase, method.new_state((8, 8) if method.whole else x.shape, key))
+        payload = _try_encoding(codec, x, key)
+        if isinstance(codec, TwoRoundCodec):
+            codec.absorb(payload)
+            codec = codec.second
+            payload = _try_encoding(codec, x, key)
+        codec.decode(payload.unsqueeze(0), torch.empty_like(x), key)
+        codec.is_finite(payload.unsqueeze(0))
     except Exception as error:
         raise ValueError(
-            f"compressor {compressor} fails on a trial vector of {x.numel()} elements: {type(error).__name__}: {error}"
+            f"compressor {method} fails on a trial vector of {x.numel()} elements: {type(error).__name__}: {error}"
         ) from error
+
+
+def _try_encoding(codec: Codec, x: Tensor, key: Key) -> Tensor:
+    payload = torch.zeros(codec.payload_nbytes(x.numel()), dtype=torch.uint8)
+    codec.encode(x, payload, key)
+    codec.encode_with_error(x, torch.zeros_like(x), torch.empty_like(x), payload, key)
+    return payload

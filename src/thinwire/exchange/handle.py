@@ -11,7 +11,7 @@ from torch.futures import Future
 
 from thinwire import comm
 from thinwire.exchange import state
-from thinwire.exchange.memory import WORKER, SavedError, fold
+from thinwire.exchange.memory import WORKER, SavedError, SavedState, fold, fold_states
 from thinwire.exchange.pipeline import Exchange
 from thinwire.exchange.program import error_stages
 from thinwire.exchange.state import RankState
@@ -74,7 +74,7 @@ class Sync:
             self._exchange.close()
 
     def state_dict(self, *, all_ranks: bool = False) -> dict[str, Any]:
-        """What must be saved to go on with the same bits: step counter, seed and error memories.
+        """What must be saved to go on with the same bits: step counter, seed, error memories, low-rank factors.
 
         Every rank has errors of its own. Save each rank's state in its own file, or gather them with ``all_ranks``.
 
@@ -93,6 +93,7 @@ class Sync:
             seed=exchange.seed,
             max_numel=exchange.max_numel,
             errors=exchange.memory.save(),
+            states=exchange.memory.save_states(),
         ).to_dict()
         if not all_ranks:
             return mine
@@ -115,38 +116,43 @@ class Sync:
             ValueError: if it is no such state, is another rank's, or does not fit the model, on any rank; or if ranks
                 were given states of different steps or seeds. Nothing is changed then, on no rank.
         """
-        step, seed, errors = comm.agree(
+        step, seed, errors, states = comm.agree(
             self._slot.group,
             lambda: self._read(saved),
             lambda state: {"the saved state's step": state[0], "the saved state's seed": state[1]},
             action="load the state",
         )
-        self._exchange.memory.load(errors)
+        self._exchange.memory.load(errors, states)
         self._exchange.step, self._exchange.seed = step, seed
 
-    def _read(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[int, int, Sequence[SavedError]]:
-        """The step, the seed and the errors that this rank goes on with."""
+    def _read(
+        self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    ) -> tuple[int, int, Sequence[SavedError], Sequence[SavedState]]:
+        """The step, the seed, the errors and the states that this rank goes on with."""
         group = self._slot.group
         numels = {name: choice.numel for name, choice in self.strategy.gradients.items()}
-        states = state.read(saved, numels)
-        old_size = states[0].world_size
-        if old_size == group.size() and not any(map(self._divided_otherwise, states)):
-            mine = [s for s in states if s.rank == group.rank()]
+        ranks = state.read(saved, numels)
+        old_size = ranks[0].world_size
+        if old_size == group.size() and not any(map(self._divided_otherwise, ranks)):
+            mine = [s for s in ranks if s.rank == group.rank()]
             if not mine:
                 raise ValueError(
-                    f"this is the state of rank {states[0].rank}, and this is rank {group.rank()}; "
+                    f"this is the state of rank {ranks[0].rank}, and this is rank {group.rank()}; "
                     "give each rank its own state, or save with state_dict(all_ranks=True)"
                 )
             errors: Sequence[SavedError] = mine[0].errors
-        elif len(states) == old_size:
-            errors = list(fold([s.errors for s in states], numels))
+            states: Sequence[SavedState] = mine[0].states
+        elif len(ranks) == old_size:
+            errors = list(fold([s.errors for s in ranks], numels))
+            states = list(fold_states([s.states for s in ranks]))
         else:
             raise ValueError(
                 f"this state was saved with {old_size} ranks or with other settings; to share its errors out anew, "
                 "give the states of all its ranks: a list, or what state_dict(all_ranks=True) gave"
             )
         self._check_sent(errors)
-        return states[0].step, states[0].seed, errors
+        self._exchange.memory.check_states(states)
+        return ranks[0].step, ranks[0].seed, errors, states
 
     def _divided_otherwise(self, saved: RankState) -> bool:
         """Whether servers' errors were saved that this strategy would not look for, or look for on other ranks."""

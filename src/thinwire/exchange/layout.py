@@ -5,6 +5,8 @@ from itertools import pairwise
 
 from torch import Tensor
 
+from thinwire.compress import Codec
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -41,6 +43,7 @@ class Cell:
     Several rows hold one each if several ranks' payloads of the region are still to be added up.
     """
 
+    codec: Codec
     holder: int
     """Number of the unit's gradient region that ``region`` is, or is a part of."""
     region: Region

@@ -1,12 +1,12 @@
-"""The error memories of a whole model on one rank, by parameter name, and how they survive a restart."""
+"""What one rank remembers of a whole model, by parameter name, and how it survives a restart."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from thinwire.compress import ErrorFeedback
+from thinwire.compress import ErrorFeedback, State
 from thinwire.exchange.layout import Region
 
 WORKER = 0
@@ -23,15 +23,32 @@ class SavedError:
     unit: float
 
 
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A method's state of a region, as kept after some step."""
+
+    region: Region
+    tensors: Mapping[str, Tensor]
+
+
 class ErrorMemory:
-    """Error feedback for every region that this rank encodes, made when first asked for.
+    """Error feedback for every region that this rank encodes, and methods' states; made when first asked for.
 
     Regions may be cut differently after a restart (another chunk size): saved errors are kept by name and place, and a
     new region picks up whatever overlaps it.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, new_state: Callable[[Region], State | None] = lambda _: None) -> None:
+        """Start with nothing.
+
+        Args:
+            device: of the errors.
+            new_state: makes the state that the region's method starts with.
+        """
         self.device = device
+        self._new_state = new_state
+        self._states: dict[Region, State | None] = {}
+        self._saved_states: dict[Region, SavedState] = {}  # restored, but not asked for yet
         self._entries: dict[tuple[Region, int], ErrorFeedback] = {}
         self._saved: list[SavedError] = []  # restored, but not asked for yet
 
@@ -42,26 +59,71 @@ class ErrorMemory:
             self._restore(region, stage, entry)
         return entry
 
+    def state(self, region: Region) -> State | None:
+        """What the region's method remembers of it; None: nothing."""
+        if region not in self._states:
+            state = self._states[region] = self._new_state(region)
+            if state is not None and (saved := self._saved_states.pop(region, None)) is not None:
+                state.load(saved.tensors)
+        return self._states[region]
+
     def commit(self) -> None:
-        """Keep this step's errors."""
-        for entry in self._entries.values():
-            entry.commit()
+        """Keep this step's errors and states."""
+        for kept in self._kept():
+            kept.commit()
 
     def rollback(self) -> None:
-        """Forget this step's errors; those of the step before stay."""
-        for entry in self._entries.values():
-            entry.rollback()
+        """Forget this step's errors and states; those of the step before stay."""
+        for kept in self._kept():
+            kept.rollback()
+
+    def _kept(self) -> Iterator[ErrorFeedback | State]:
+        yield from self._entries.values()
+        yield from filter(None, self._states.values())
 
     def save(self) -> list[SavedError]:
         """Copies of all committed errors, with those restored but not yet asked for."""
         live = [SavedError(r, s, e.error, e.unit) for (r, s), e in self._entries.items()]
         return [replace(s, error=s.error.clone()) for s in live + self._saved]
 
-    def load(self, saved: Sequence[SavedError]) -> None:
-        """Replace all errors by saved ones; where nothing was saved they become zero."""
+    def save_states(self) -> list[SavedState]:
+        """Copies of all states, with those restored but not yet asked for."""
+        live = [SavedState(region, state.save()) for region, state in self._states.items() if state is not None]
+        return [
+            SavedState(s.region, {name: tensor.clone() for name, tensor in s.tensors.items()})
+            for s in [*live, *self._saved_states.values()]
+        ]
+
+    def check_states(self, saved: Sequence[SavedState]) -> None:
+        """Refuse states that this model's methods would not start from.
+
+        Raises:
+            ValueError: naming the parameter.
+        """
+        for s in saved:
+            fresh = self._new_state(s.region)
+            wanted = {} if fresh is None else {name: tensor.shape for name, tensor in fresh.save().items()}
+            if {name: tensor.shape for name, tensor in s.tensors.items()} != wanted:
+                raise ValueError(
+                    f"the saved state of {s.region} is not one of the compressor that it has now; resume with the "
+                    "compressor and the chunk_bytes it was saved with, or start without it"
+                )
+
+    def load(self, saved: Sequence[SavedError], states: Sequence[SavedState] = ()) -> None:
+        """Replace all errors and states by saved ones; where nothing was saved they become what they were at first."""
         self._saved = list(saved)
         for (region, stage), entry in self._entries.items():
             self._restore(region, stage, entry)
+        self._saved_states = {s.region: s for s in states}
+        for region, state in self._states.items():
+            if state is not None:
+                restored = self._saved_states.pop(region, None)
+                state.load((restored or SavedState(region, self._first(region))).tensors)
+
+    def _first(self, region: Region) -> Mapping[str, Tensor]:
+        state = self._new_state(region)
+        assert state is not None
+        return state.save()
 
     def _restore(self, region: Region, stage: int, entry: ErrorFeedback) -> None:
         """Move what was saved of the region into its entry."""
@@ -109,3 +171,13 @@ def fold(ranks: Sequence[Sequence[SavedError]], numels: Mapping[str, int]) -> It
             total[s.region.start : s.region.stop].add_(s.error.cpu(), alpha=share / s.unit)
     for name, total in pending.items():
         yield SavedError(Region(name, 0, numels[name]), WORKER, total.float(), 1.0)
+
+
+def fold_states(ranks: Sequence[Sequence[SavedState]]) -> Iterator[SavedState]:
+    """The states that every rank of another world should start from: the mean over the old ranks, the same for all."""
+    for same_region in zip(*(sorted(states, key=lambda s: str(s.region)) for states in ranks), strict=True):
+        first = same_region[0]
+        yield SavedState(
+            first.region,
+            {name: torch.stack([s.tensors[name].cpu() for s in same_region]).mean(0) for name in first.tensors},
+        )

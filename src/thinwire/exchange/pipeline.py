@@ -21,6 +21,7 @@ from thinwire.exchange.buckets import BucketPlan, plan_bucket
 from thinwire.exchange.layout import Region
 from thinwire.exchange.memory import ErrorMemory
 from thinwire.exchange.program import Decode, Encode, StepContext, Transfer, Unit
+from thinwire.exchange.program import Step as UnitStep
 from thinwire.exchange.stats import Figures, Stats
 from thinwire.exchange.workers import WorkerPool
 from thinwire.strategy import Choice
@@ -87,6 +88,7 @@ class _UnitRun:
     """One unit under way: the number of its next step, and its places in the lanes."""
 
     unit: Unit
+    steps: Sequence[UnitStep]
     bucket: _BucketRun
     places: Sequence[int]
     position: int = 0
@@ -106,7 +108,8 @@ class Exchange:
         names: Mapping[int, str],
         group: ProcessGroup,
         phase_groups: Sequence[ProcessGroup],
-        make_unit: Callable[[Sequence[Region], Choice], Unit],
+        make_unit: Callable[[Sequence[Region], Choice, Sequence[Region]], Unit],
+        sees_whole: Callable[[Choice], bool],
         memory: ErrorMemory,
         max_numel: int,
         num_threads: int,
@@ -121,7 +124,8 @@ class Exchange:
             names: parameter names by ``id(parameter)``.
             group: DDP's process group, for plain all-reduces.
             phase_groups: a group of the same ranks for every collective of a unit's program.
-            make_unit: compiles a unit.
+            make_unit: builds a unit.
+            sees_whole: whether a choice compresses whole gradients.
             memory: error memories of this rank.
             max_numel: most elements in a chunk and in a unit.
             num_threads: worker threads.
@@ -134,7 +138,7 @@ class Exchange:
         self.memory = memory
         self._choices, self._names = choices, names
         self._group, self._size, self._rank = group, group.size(), group.rank()
-        self._make_unit, self.max_numel = make_unit, max_numel
+        self._make_unit, self._sees_whole, self.max_numel = make_unit, sees_whole, max_numel
         self._start_step, self._error_units = start_step, error_units
         self._timeout_seconds = comm.timeout_of(group, memory.device).total_seconds()
         self._compresses = any(choice.option.compresses for choice in choices.values())
@@ -181,9 +185,10 @@ class Exchange:
             if plan.plain:
                 step.waiting.setdefault(buffer.dtype, []).append((run, [layout.flats[i] for i in plan.plain]))
             for unit, _ in plan.units:
-                places = [self._lanes[s.phase].reserve() for s in unit.steps if isinstance(s, Transfer)]
-                step.figures.payload_bytes += unit.sent_bytes
-                self._advance(_UnitRun(unit, run, places))
+                program = unit.program(self.step)
+                places = [self._lanes[s.phase].reserve() for s in program.steps if isinstance(s, Transfer)]
+                step.figures.payload_bytes += program.sent_bytes
+                self._advance(_UnitRun(unit, program.steps, run, places))
         self._allreduce_waiting(step, all_of_them=is_last)
         return result
 
@@ -235,7 +240,7 @@ class Exchange:
             choices = [(name, self._choices[name]) for name in names]
             known = self._plans[bucket.index()] = (
                 names,
-                plan_bucket(choices, self.max_numel, packable, self._make_unit),
+                plan_bucket(choices, self.max_numel, packable, self._sees_whole, self._make_unit),
             )
         return known[1]
 
@@ -282,7 +287,7 @@ class Exchange:
     # Any thread: from one step of a unit's program to the next.
 
     def _advance(self, run: _UnitRun) -> None:
-        step = run.unit.steps[run.position]
+        step = run.steps[run.position]
         if isinstance(step, Transfer):
             self._lanes[step.phase].issue(run.places[step.phase], partial(self._transfer, run, step))
         else:
@@ -342,10 +347,10 @@ class Exchange:
 
     def _step_done(self, run: _UnitRun) -> None:
         run.position += 1
-        if run.position < len(run.unit.steps):
+        if run.position < len(run.steps):
             self._advance(run)
             return
-        last = run.unit.steps[-1]
+        last = run.steps[-1]
         assert isinstance(last, Decode)
         self._part_done(run.bucket, last.is_finite())
 

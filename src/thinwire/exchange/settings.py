@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from thinwire.compress import Compressor
+from thinwire.compress import Method
 from thinwire.strategy import SCHEMES, Choice, Place, Strategy, choose_scheme, flat_option
 
 
@@ -69,14 +69,15 @@ def _check_integer(name: str, value: object, lowest: int) -> None:
 
 def strategy_by_name(
     parameters: Mapping[str, nn.Parameter],
-    compressors: Mapping[str, Compressor],
+    compressors: Mapping[str, Method],
     settings: Settings,
     world_size: int,
 ) -> Strategy:
     """The strategy that gives every gradient worth compressing the compressor of the first pattern that its name fits.
 
     Left out, and all-reduced as they are: gradients that fit no pattern, those under ``min_numel`` elements, vectors
-    (unless ``compress_vectors``), those whose name matches a pattern of ``exclude``, and those of complex parameters.
+    (unless ``compress_vectors``), those whose name matches a pattern of ``exclude``, those of complex parameters, and
+    those whose shape the compressor cannot make smaller.
 
     Args:
         parameters: by name.
@@ -91,6 +92,8 @@ def strategy_by_name(
         if pattern is None or _left_out(name, parameter, settings):
             return Choice(numel=parameter.numel())
         compressor = compressors[pattern]
+        if not compressor.fits(parameter.shape):
+            return Choice(numel=parameter.numel())
         if compressor.id == "none" and len(compressors) > 1:  # the scheme is meant for the others
             return Choice(numel=parameter.numel())
         option = flat_option(schemes[pattern], Place.CPU, compressed=compressor.id != "none")
@@ -99,7 +102,7 @@ def strategy_by_name(
     return Strategy(world_size=world_size, gradients={n: choice(n, p) for n, p in parameters.items()})
 
 
-def _scheme(compressor: Compressor, settings: Settings, world_size: int) -> str:
+def _scheme(compressor: Method, settings: Settings, world_size: int) -> str:
     if settings.scheme is not None:
         return settings.scheme
     if compressor.schemes:
@@ -107,7 +110,7 @@ def _scheme(compressor: Compressor, settings: Settings, world_size: int) -> str:
     typical = 1 << 20
     return choose_scheme(
         reducible=compressor.reducible,
-        payload_bytes_per_element=compressor.payload_nbytes(typical) / typical,
+        payload_bytes_per_element=compressor.average_nbytes((typical,)) / typical,
         world_size=world_size,
     )
 
@@ -136,8 +139,19 @@ def check_patterns(patterns: Iterable[object], names: Iterable[str]) -> None:
             raise ValueError(f"pattern {pattern!r} fits no parameter of the wrapped module; there are {some}")
 
 
-def check_executable(strategy: Strategy, compressors: Mapping[str, Compressor], settings: Settings) -> None:
+def check_executable(
+    strategy: Strategy,
+    compressors: Mapping[str, Method],
+    shapes: Mapping[str, Sequence[int]],
+    settings: Settings,
+) -> None:
     """Refuse what the exchange cannot run.
+
+    Args:
+        strategy: what is to be done with each gradient.
+        compressors: by spec.
+        shapes: of the gradients, by name.
+        settings: what else the user has set.
 
     Raises:
         ValueError: naming the gradient, and what to change.
@@ -155,6 +169,12 @@ def check_executable(strategy: Strategy, compressors: Mapping[str, Compressor], 
             raise ValueError(
                 f"{name}: {str(choice.option)!r} adds payloads up on the way, "
                 f"but those of {compressor} cannot be added; use the scheme allgather or alltoall"
+            )
+        if choice.option.compresses and not compressor.fits(shapes[name]):
+            raise ValueError(f"{name}: {compressor} cannot make {tuple(shapes[name])} smaller; give it 'none'")
+        if choice.option.refines and not compressor.schemes:
+            raise ValueError(
+                f"{name}: {str(choice.option)!r} has a second round, which {compressor} does not; use another scheme"
             )
         if compressor.schemes and choice.option not in [flat_option(s, Place.CPU) for s in compressor.schemes]:
             raise ValueError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.exchange.layout import Region
-from thinwire.exchange.memory import WORKER, SavedError
+from thinwire.exchange.memory import WORKER, SavedError, SavedState
 
 _HEADER = {"format": "thinwire-state", "version": 1}
 
@@ -25,6 +25,7 @@ class RankState:
     max_numel: int
     """Most elements of a chunk: together with ``world_size`` it says which part of a gradient a rank served."""
     errors: Sequence[SavedError]
+    states: Sequence[SavedState]
 
     def to_dict(self) -> dict[str, Any]:
         """What ``torch.save`` and ``torch.load(weights_only=True)`` take as it is; tensors are not copied."""
@@ -38,6 +39,10 @@ class RankState:
             "errors": [
                 {"name": e.region.name, "start": e.region.start, "stage": e.stage, "unit": e.unit, "error": e.error}
                 for e in self.errors
+            ],
+            "states": [
+                {"name": s.region.name, "start": s.region.start, "stop": s.region.stop, "tensors": dict(s.tensors)}
+                for s in self.states
             ],
         }
 
@@ -57,6 +62,7 @@ class RankState:
                 seed=int(state["seed"]),
                 max_numel=int(state["max_numel"]),
                 errors=[_saved_error(e) for e in state["errors"]],
+                states=[_saved_state(s) for s in state["states"]],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this state is incomplete or damaged ({error!r}); load another") from error
@@ -116,8 +122,19 @@ def _saved_error(saved: Mapping[str, Any]) -> SavedError:
     return SavedError(Region(str(saved["name"]), start, start + error.numel()), stage, error.detach(), unit)
 
 
+def _saved_state(saved: Mapping[str, Any]) -> SavedState:
+    region = Region(str(saved["name"]), int(saved["start"]), int(saved["stop"]))
+    tensors = {str(name): tensor.detach() for name, tensor in saved["tensors"].items()}
+    if not all(t.is_floating_point() and bool(torch.isfinite(t).all()) for t in tensors.values()):
+        raise ValueError(f"the state of {region} has an element that none can have")
+    return SavedState(region, tensors)
+
+
 def _check_model(state: RankState, numels: Mapping[str, int]) -> None:
     """Every worker keeps errors of whole gradients, a server of some parts; none overlap."""
+    for s in state.states:
+        if s.region.stop > numels.get(s.region.name, 0):
+            raise ValueError(f"the state is of {s.region}, which this model does not train or has no room for")
     regions: dict[tuple[str, int], list[Region]] = {}
     for e in state.errors:
         regions.setdefault((e.region.name, e.stage), []).append(e.region)

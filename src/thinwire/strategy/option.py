@@ -24,7 +24,12 @@ class Option:
             if isinstance(task.action, Compute):
                 if encoded == (task.action is Compute.ENCODE):
                     raise self._invalid(task, "it is encoded already" if encoded else "nothing is encoded here")
-                encoded = not encoded
+                if task.action is Compute.REFINE:
+                    if divided or not summed:
+                        raise self._invalid(task, "it takes the sum of a first round's payloads")
+                    summed.clear()  # a second round sums anew
+                else:
+                    encoded = not encoded
                 continue
             if task.action is Routine.ALLGATHER and divided:
                 if divided.pop() != task.place:
@@ -64,6 +69,11 @@ class Option:
         return self.num_encodes > 0
 
     @property
+    def refines(self) -> bool:
+        """Whether there is a second round, which takes a compressor made for it."""
+        return any(t.action is Compute.REFINE for t in self.tasks)
+
+    @property
     def divides(self) -> bool:
         """Whether any step leaves each rank with a part."""
         return any(t.action.divides for t in self.tasks if isinstance(t.action, Routine))
@@ -74,7 +84,7 @@ class Option:
         encoded = False
         for task in self.tasks:
             if isinstance(task.action, Compute):
-                encoded = task.action is Compute.ENCODE
+                encoded = task.action is not Compute.DECODE
             elif encoded and task.action.sums:
                 return True
         return False
@@ -97,13 +107,15 @@ UNCOMPRESSED = Option((Task(Routine.ALLREDUCE, Place.FLAT),))
 
 _FLAT_SCHEMES = {
     "allreduce": "encode > allreduce > decode",
+    "allreduce_twice": "encode > allreduce > refine > allreduce > decode",
     "allgather": "encode > allgather > decode",
     "alltoall": "encode > alltoall > decode > encode > allgather > decode",
     "reduce_scatter": "encode > reduce_scatter > allgather > decode",
 }
 
 SCHEMES = tuple(_FLAT_SCHEMES)
-"""Names of the flat schemes for compressed units; ``alltoall`` compresses both ways, each rank serving its part."""
+"""Names of the flat schemes for compressed units; ``alltoall`` compresses both ways, each rank serving its part;
+``allreduce_twice`` is for what needs the sum of a first round to make the payloads of a second one (Power-SGD)."""
 
 
 def flat_option(scheme: str, processor: Place, *, compressed: bool = True) -> Option:

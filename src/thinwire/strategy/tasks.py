@@ -8,6 +8,8 @@ class Compute(StrEnum):
     """What happens to a unit inside one worker."""
 
     ENCODE = "encode"
+    REFINE = "refine"
+    """From summed payloads and the gradient itself to the payloads of a second round."""
     DECODE = "decode"
 
 
