@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from tests.exchange.given import Trace, bits, given_gradients, traced
+from tests.exchange.given import Trace, attach, bits, errors_of, exchanged, given_ddp, given_gradients
 from tests.ranks import on_ranks
 from thinwire import comm
 from thinwire.compress import Key, parse, unit_hash
@@ -37,7 +37,7 @@ def gradients(rank: int, step: int) -> dict[str, Tensor]:
     for name, shape in SHAPES.items():
         generator = torch.Generator().manual_seed(unit_hash(name) >> 1)
         signal = torch.zeros(shape)
-        for strength in (2.0, 1.0, 0.5) if len(shape) > 1 else ():
+        for strength in (1.5, 1.25, 1.0) if len(shape) > 1 else ():
             left = torch.randn(shape[0], *[1] * (len(shape) - 1), generator=generator)
             signal += strength * left * torch.randn(1, *shape[1:], generator=generator)
         result[name] = signal + 0.1 * noise[name]
