@@ -44,11 +44,14 @@ class Run:
     num_workers: int = 2
     careful_from: float = 0.0
     """More than 0: embeddings by int8, and no compression before this part of the steps."""
+    error_feedback: bool | None = None
+    """None: as usual for the compressor."""
 
     @property
     def label(self) -> str:
         """What tells it from other ways to exchange gradients."""
-        return self.gradients + (f", careful from {self.careful_from:.0%}" if self.careful_from else "")
+        careful = f", careful from {self.careful_from:.0%}" if self.careful_from else ""
+        return self.gradients + careful + (", no error feedback" if self.error_feedback is False else "")
 
     @property
     def name(self) -> str:
@@ -126,9 +129,14 @@ def attach(run: Run, ddp: DistributedDataParallel) -> thinwire.Sync | None:
     if run.gradients == PLAIN:
         return None
     if not run.careful_from:
-        return thinwire.attach(ddp, run.gradients, seed=run.seed)
-    specs = LIGHTLY_COMPRESSED | {"*": run.gradients}
-    return thinwire.attach(ddp, specs, seed=run.seed, start_step=round(run.careful_from * run.num_steps))
+        return thinwire.attach(ddp, run.gradients, seed=run.seed, error_feedback=run.error_feedback)
+    return thinwire.attach(
+        ddp,
+        LIGHTLY_COMPRESSED | {"*": run.gradients},
+        seed=run.seed,
+        start_step=round(run.careful_from * run.num_steps),
+        error_feedback=run.error_feedback,
+    )
 
 
 def make_optimizer(run: Run, module: nn.Module) -> torch.optim.Optimizer:
