@@ -55,10 +55,72 @@ def test_cpu_gives_the_bits_of_the_reference(natural, bits, block, exponent):
         dither_decode_sum(rows, row_scales, total, natural=natural, block=block)
         if numel:
             expected = [torch.empty_like(t) for t in (grad, codes, scales, total)]
-            reference.encode(grad, error, *expected[:3], KEY, natural, block or numel, 0.3, 0.25)
+            reference.encode(grad, error, *expected[:3], KEY, natural, False, 0.0, block or numel, 0.3, 0.25)
             reference.decode_sum(rows, row_scales, expected[3], natural, block or numel)
             for got, wanted in zip((new_error, codes, scales, total), expected, strict=True):
                 assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
+
+
+SCALES = {"norm": {"norm": True}, "clip": {"clip": 1.5}, "loose clip": {"clip": 1000.0}}
+
+
+@every_grid
+@pytest.mark.parametrize("bits", [2, 5, 8])
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES.keys())
+@pytest.mark.parametrize("block", [0, 256])
+def test_other_scales_equal_the_reference(natural, bits, scale, block):
+    for numel in SIZES:
+        for exponent in (-149, -100, 0, 100):
+            grad, error = vector(numel, 0, exponent), vector(numel, 1, exponent)
+            grad[numel // 2 : numel // 2 + 300] = error[numel // 2 : numel // 2 + 300] = 0
+            got = encode(grad, bits, natural, block, error, error_scale=0.3, weight=0.25, **scale)
+            if numel:
+                expected = [torch.empty_like(t) for t in got]
+                expected[2:], given = [], {"norm": False, "clip": 0.0} | scale
+                new_error = torch.empty(numel)
+                factors = (KEY, natural, given["norm"], given["clip"], block or numel, 0.3, 0.25)
+                reference.encode(grad, error, new_error, *expected, *factors)
+                for ours, wanted in zip(got, (*expected, new_error), strict=True):
+                    assert torch.equal(ours.view(torch.uint8), wanted.view(torch.uint8))
+
+
+@every_grid
+@every_width
+def test_scale_may_be_the_norm(natural, bits):
+    x = vector(600)
+    codes, scales, new_error = encode(x, bits, natural, 256, norm=True)
+    torch.testing.assert_close(scales, torch.stack([part.double().norm().float() for part in x.split(256)]))
+    sent = decode(codes, scales, 600, natural, 256)
+    assert ((sent + new_error - x).abs() <= 1e-6 * sent.abs()).all()
+    alone = torch.tensor([3e-45, -1e-30, 7.0, 1e38, torch.finfo(torch.float32).max])
+    for element in alone:  # its own norm, to the bit
+        codes, scales, _ = encode(element.view(1), bits, natural, norm=True)
+        assert torch.equal(decode(codes, scales, 1, natural), element.view(1))
+
+
+@every_grid
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES.keys())
+def test_other_scales_of_a_non_finite_block_are_non_finite(natural, bad, scale):
+    x = vector(600)
+    x[300] = bad
+    assert encode(x, 4, natural, 256, **scale)[1].isfinite().tolist() == [True, False, True]
+
+
+def test_a_norm_beyond_the_range_is_infinite():
+    assert encode(torch.full((4,), 3e38), 4, False, norm=True)[1].isinf().all()
+
+
+@every_grid
+@every_width
+def test_clipped_elements_count_as_the_scale(natural, bits):
+    x = torch.cat([torch.tensor([-80.0, 60.0]), torch.zeros(254), torch.full((256,), -3.0)])
+    codes, scales, new_error = encode(x, bits, natural, 256, clip=2.0)
+    limit = 2 * (x[:256].double().square().mean().sqrt().float())
+    torch.testing.assert_close(scales, torch.stack([limit, torch.tensor(3.0)]))
+    clipped = torch.cat([x[:256].clamp(-limit, limit), x[256:]])
+    torch.testing.assert_close(decode(codes, scales, 512, natural, 256), clipped)
+    torch.testing.assert_close(new_error, x - clipped, rtol=1e-6, atol=1e-6)
 
 
 @every_grid
@@ -172,6 +234,9 @@ def test_arguments_are_checked():
     x, codes, scales = torch.zeros(600), torch.zeros(3, 75, dtype=torch.uint8), torch.zeros(3)
     with pytest.raises(ValueError, match="block is 200; it must be 0 or a multiple of 256"):
         dither_encode(x, None, None, codes, scales, key=0, natural=False, block=200)
+    for clip in (-1.0, torch.nan, torch.inf):
+        with pytest.raises(ValueError, match=f"clip is {clip}; it must be 0"):
+            dither_encode(x, None, None, codes, scales, key=0, natural=False, clip=clip, block=256)
     with pytest.raises(ValueError, match=r"1 bitmaps; it must have 2 to 8"):
         dither_encode(x, None, None, codes[:1], scales, key=0, natural=False, block=256)
     with pytest.raises(ValueError, match=r"codes has shape \(3, 74\).*\(3, 75\)"):

@@ -1,9 +1,11 @@
-"""Two to eight bits per element: stochastic rounding to a grid set by the largest magnitude of a block.
+"""Two to eight bits per element: stochastic rounding to a grid set by the largest magnitude of a block, or by its norm.
 
 With b bits there are ``top = 2^(b-1) - 1`` levels above zero and as many below. A level ``l`` stands for ``l / top`` of
-the peak on the linear grid, and for ``2^(l - top)`` of it (0 for 0, signs likewise) on the natural grid. Between two
+the scale on the linear grid, and for ``2^(l - top)`` of it (0 for 0, signs likewise) on the natural grid. Between two
 levels the nearer one is the likelier, so that the expectation is the element itself.
 """
+
+import math
 
 from torch import Tensor
 
@@ -23,11 +25,13 @@ def dither_encode(
     *,
     key: int,
     natural: bool,
+    norm: bool = False,
+    clip: float = 0.0,
     block: int = 0,
     error_scale: float = 1.0,
     weight: float = 1.0,
 ) -> None:
-    """Round ``q = grad + error_scale * error`` to random levels; keep ``new_error = q - value(level) * peak``.
+    """Round ``q = grad + error_scale * error`` to random levels; keep ``new_error = q - value(level) * scale``.
 
     Args:
         grad: 1-D, any float dtype and stride; computed in float32. Not changed.
@@ -37,10 +41,13 @@ def dither_encode(
         codes: uint8 ``[b, ⌈n / 8⌉]``, contiguous, b from 2 to 8; overwritten. One bitmap for each bit of the codes
             ``level + top``, lowest first: bit i of byte j of bitmap p is bit p of element 8j + i's code, and 0 past
             the end.
-        scales: float32 ``[num_scales(n, block)]``, contiguous; overwritten with ``weight * peak``, where ``peak`` is
-            the block's largest ``|q|``. A block with an Inf or NaN has a scale that is Inf or NaN, and levels 0.
+        scales: float32 ``[num_scales(n, block)]``, contiguous; overwritten with ``weight * scale``, where ``scale``
+            is the block's largest ``|q|``. A block with an Inf or NaN has a scale that is Inf or NaN, and levels 0.
         key: 64 bits; element i uses the random number that :func:`thinwire.kernels.uniform_` makes of ``key`` and i.
         natural: which grid.
+        norm: whether the scale is the block's Euclidean norm instead. A norm beyond float32 is Inf.
+        clip: if not 0, and without ``norm``, the scale is at most this multiple of the block's root mean square, and
+            what is larger is rounded as if it were the scale.
         block: elements that share a scale, a multiple of 256; 0: all of them.
         error_scale: factor on ``error``.
         weight: factor on what the payload decodes to, and not on the error.
@@ -48,11 +55,14 @@ def dither_encode(
     Raises:
         ValueError: if a shape does not fit ``grad``, or ``b`` or ``block`` is not allowed.
 
-    Source: QSGD (arXiv 1610.02132) with the max-norm; natural dithering (Horváth et al., arXiv 1905.10988).
+    Source: QSGD (arXiv 1610.02132), with the max-norm unless ``norm``; natural dithering (Horváth et al., arXiv
+    1905.10988); clipping of TernGrad (arXiv 1705.07878).
     """
     grad = as_float32(grad)
     numel = grad.numel()
     _expect_payload(codes, scales, numel, block)
+    if not 0 <= clip < math.inf:
+        raise ValueError(f"clip is {clip}; it must be 0 (off) or a positive number")
     if error is not None:
         error = as_float32(error)
         expect_shape("error", error, numel)
@@ -60,7 +70,7 @@ def dither_encode(
         expect_shape("new_error", new_error, numel)
     if numel:
         run = pick(grad.device, cpu=cpu.encode, reference=reference.encode)
-        run(grad, error, new_error, codes, scales, key, natural, block or numel, error_scale, weight)
+        run(grad, error, new_error, codes, scales, key, natural, norm, clip, block or numel, error_scale, weight)
 
 
 def dither_decode_sum(codes: Tensor, scales: Tensor, out: Tensor, *, natural: bool, block: int = 0) -> None:

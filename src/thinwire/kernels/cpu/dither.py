@@ -1,11 +1,13 @@
 """Stochastic rounding to a grid with numba; contracts in :mod:`thinwire.kernels.dither`."""
 
+import math
+
 import numpy as np
 from torch import Tensor
 
 from thinwire.kernels.cpu.compiled import compiled
 from thinwire.kernels.cpu.load import load
-from thinwire.kernels.cpu.peak import INFINITY, MAGNITUDE, peak_bits
+from thinwire.kernels.cpu.peak import INFINITY, MAGNITUDE, peak_bits, sum_squares
 from thinwire.kernels.cpu.random import random_tile
 from thinwire.kernels.cpu.rows import flat_rows
 
@@ -26,6 +28,8 @@ def encode(
     scales: Tensor,
     key: int,
     natural: bool,
+    norm: bool,
+    clip: float,
     block: int,
     error_scale: float,
     weight: float,
@@ -38,6 +42,8 @@ def encode(
         scales.numpy(),
         np.uint64(key),
         natural,
+        norm,
+        float(clip),
         block,
         np.float32(error_scale),
         np.float32(weight),
@@ -52,7 +58,7 @@ def decode_sum(codes: Tensor, scales: Tensor, out: Tensor, natural: bool, block:
 
 
 @compiled
-def _encode(grad, error, new_error, planes, scales, key, natural, block, error_scale, weight):  # type: ignore[no-untyped-def]
+def _encode(grad, error, new_error, planes, scales, key, natural, norm, clip, block, error_scale, weight):  # type: ignore[no-untyped-def]
     q = np.empty(TILE, np.float32)
     values = np.empty(TILE, np.float32)
     random = np.empty(TILE, np.uint32)
@@ -62,8 +68,8 @@ def _encode(grad, error, new_error, planes, scales, key, natural, block, error_s
     n = grad.size
     for b in range(scales.size):
         begin, end = b * block, min((b + 1) * block, n)
-        bits = peak_bits(grad[begin:end], None if error is None else error[begin:end], error_scale)
-        peak = np.int32(bits).view(np.float32)
+        peak = _scale(grad[begin:end], None if error is None else error[begin:end], error_scale, norm, clip)
+        bits = np.float32(peak).view(np.int32)
         scales[b] = peak * weight
         divisor = peak if 0 < bits < INFINITY else np.float32(1)
         for t in range(begin, end, TILE):
@@ -75,10 +81,15 @@ def _encode(grad, error, new_error, planes, scales, key, natural, block, error_s
                 part[:] = 0  # what a NaN becomes as an integer differs between machines
             for i in range(0, size, 256):
                 random_tile((t + i) >> 8, key, random[i : i + 256])
+            rounded = part
+            if clip > 0:
+                rounded = values[:size]
+                for i in range(size):
+                    rounded[i] = max(-divisor, min(divisor, part[i]))
             if natural:
-                _natural_levels(part, divisor, top, random, codes)
+                _natural_levels(rounded, divisor, top, random, codes)
             else:
-                _linear_levels(part, divisor, top, random, codes)
+                _linear_levels(rounded, divisor, top, random, codes)
             if new_error is not None:
                 _values(codes, natural, top, peak, values[:size])
                 kept = new_error[t:stop]
@@ -90,6 +101,18 @@ def _encode(grad, error, new_error, planes, scales, key, natural, block, error_s
                 plane = planes[p, t >> 3 : (stop + 7) >> 3]
                 for j in range(plane.size):
                     plane[j] = np.uint8((words[j] >> np.uint64(8 * p)) & np.uint64(0xFF))
+
+
+@compiled
+def _scale(grad, error, error_scale, norm, clip):  # type: ignore[no-untyped-def]
+    bits = peak_bits(grad, error, error_scale)
+    peak = np.int32(bits).view(np.float32)
+    if bits >= INFINITY or not (norm or clip > 0):
+        return peak
+    squares = sum_squares(grad, error, error_scale)
+    if norm:
+        return np.float32(math.sqrt(squares))
+    return min(peak, np.float32(clip * math.sqrt(squares / grad.size)))
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""The largest magnitude of a block of ``grad + error_scale * error``."""
+"""The largest magnitude of a block of ``grad + error_scale * error``, and the sum of its squares."""
 
 import numpy as np
 
@@ -25,3 +25,17 @@ def peak_bits(grad, error, error_scale):  # type: ignore[no-untyped-def]
             q = np.float32(grad[i] + error_scale * error[i])
             peak = max(peak, np.int32(q.view(np.int32) & MAGNITUDE))
     return peak
+
+
+@compiled(fastmath={"reassoc"})  # so that LLVM vectorises the sum
+def sum_squares(grad, error, error_scale):  # type: ignore[no-untyped-def]
+    """The sum of ``q²`` in float64, in which squares of float32 are exact and no sum of theirs overflows."""
+    total = 0.0
+    if error is None:
+        for i in range(grad.size):
+            total += np.float64(grad[i]) * np.float64(grad[i])
+    else:
+        for i in range(grad.size):
+            q = np.float64(np.float32(grad[i] + error_scale * error[i]))
+            total += q * q
+    return total

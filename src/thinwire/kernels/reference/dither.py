@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinwire.kernels.reference.peak import corrected, normalise, split_peaks
+from thinwire.kernels.reference.peak import corrected, normalise, scales_from_squares, split_peaks
 from thinwire.kernels.reference.random import random_bits
 
 
@@ -16,6 +16,8 @@ def encode(
     scales: Tensor,
     key: int,
     natural: bool,
+    norm: bool,
+    clip: float,
     block: int,
     error_scale: float,
     weight: float,
@@ -23,7 +25,9 @@ def encode(
     top = num_levels(codes.shape[0])
     q = corrected(grad, error, error_scale)
     rows, peaks = split_peaks(q, block)
-    y = normalise(rows, peaks).view(-1)[: q.numel()]
+    if norm or clip:
+        peaks = scales_from_squares(rows, peaks, q.numel(), norm, clip)
+    y = normalise(rows, peaks).clamp(-1, 1).view(-1)[: q.numel()]
     bits = random_bits(q.numel(), key, 0, q.device)
     levels = _natural_levels(y, top, bits) if natural else _linear_levels(y, top, bits)
     codes.copy_(pack(levels + top, codes.shape[0]))

@@ -20,3 +20,12 @@ def normalise(rows: Tensor, peaks: Tensor) -> Tensor:
     """Each row divided by its peak: in [-1, 1], and all zeros for a row whose peak is zero or not finite."""
     peaks = peaks.unsqueeze(1)
     return torch.where((peaks > 0) & torch.isfinite(peaks), rows / peaks, 0.0)
+
+
+def scales_from_squares(rows: Tensor, peaks: Tensor, numel: int, norm: bool, clip: float) -> Tensor:
+    """Each row's Euclidean norm, or its peak but at most ``clip`` times its root mean square; non-finite peaks stay."""
+    squares = rows.double().square().sum(1)
+    counts = torch.full_like(squares, rows.shape[1])
+    counts[-1] = numel - (rows.shape[0] - 1) * rows.shape[1]
+    limits = (squares.sqrt() if norm else clip * (squares / counts).sqrt()).float()
+    return torch.where(peaks.isfinite(), limits if norm else torch.minimum(peaks, limits), peaks)
