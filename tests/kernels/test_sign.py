@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from thinwire.kernels import num_scales, sign_decode_sum, sign_encode, sign_nbytes
+from thinwire.kernels import num_scales, sign_decode_sum, sign_encode, sign_nbytes, sign_vote
 from thinwire.kernels.cpu import sign as cpu
 from thinwire.kernels.reference import sign as reference
 
@@ -149,3 +149,45 @@ def test_wrong_shapes_are_named():
         sign_encode(grad, None, vector(15), payload)
     with pytest.raises(ValueError, match="payloads"):
         sign_decode_sum(payload.repeat(2).view(1, 12), torch.empty(16))
+
+
+def ballots_of(votes):
+    payloads = torch.empty(votes.shape[0], sign_nbytes(votes.shape[1], 0) + 3, dtype=torch.uint8)[:, :-3]
+    for vote, payload in zip(votes, payloads, strict=True):
+        sign_encode(vote, None, None, payload)
+    return payloads
+
+
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 16, 33])
+def test_vote_counts_signs(numel, num_rows):
+    votes = torch.stack([vector(numel, seed) for seed in range(num_rows)]).round(decimals=1)
+    votes[0] *= votes[0].abs() > 1  # many zeros, which are positive
+    abstains = num_rows // 2
+    votes[abstains] = 0
+    ballots = ballots_of(votes)
+    signs = torch.where(votes < 0, -1.0, 1.0)
+    signs[[not vote.any() for vote in votes]] = 0
+    for run in (sign_vote, cpu.vote, reference.vote):
+        out = torch.full((numel,), NAN)
+        run(ballots, out)
+        assert torch.equal(out, signs.sum(0).sign())
+
+
+@pytest.mark.parametrize("bad", [INF, -INF, NAN])
+@pytest.mark.parametrize("row", range(4))
+@pytest.mark.parametrize("run", [sign_vote, reference.vote])
+def test_vote_with_a_non_finite_row_is_nan(bad, row, run):
+    votes, out = torch.stack([vector(2050, seed) for seed in range(4)]), torch.empty(2050)
+    votes[row, 7] = bad
+    run(ballots_of(votes), out)
+    assert out.isnan().all()
+
+
+def test_vote_has_no_weight():
+    votes, out = torch.tensor([[1e-40, -1e-40], [1e38, 1e38], [-5.0, -5.0]]), torch.empty(2)
+    sign_vote(ballots_of(votes), out)
+    assert out.tolist() == [1, -1]
+    sign_vote(torch.empty(2, 0, dtype=torch.uint8), out[:0])
+    with pytest.raises(ValueError, match=r"payloads has shape \(3, 5\); the other arguments call for \(3, 6\)"):
+        sign_vote(ballots_of(votes), torch.empty(9))

@@ -5,7 +5,7 @@ from thinwire.kernels.dither import dither_decode_sum, dither_encode
 from thinwire.kernels.finite import all_finite, is_zero
 from thinwire.kernels.lowrank import lowrank_expand, lowrank_left, lowrank_right, orthonormalise_
 from thinwire.kernels.random import uniform_
-from thinwire.kernels.sign import num_scales, sign_decode_sum, sign_encode, sign_nbytes
+from thinwire.kernels.sign import num_scales, sign_decode_sum, sign_encode, sign_nbytes, sign_vote
 from thinwire.kernels.strata import strata_put_, strata_take
 from thinwire.kernels.topk import topk_decode_sum, topk_encode
 
@@ -24,6 +24,7 @@ __all__ = [
     "sign_decode_sum",
     "sign_encode",
     "sign_nbytes",
+    "sign_vote",
     "strata_put_",
     "strata_take",
     "topk_decode_sum",

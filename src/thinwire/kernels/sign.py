@@ -1,4 +1,4 @@
-"""One bit per element: the sign, times the mean magnitude of the block it is in."""
+"""One bit per element: the sign, times the mean magnitude of the block it is in; or the sign that most rows have."""
 
 from torch import Tensor
 
@@ -76,3 +76,24 @@ def sign_decode_sum(payloads: Tensor, out: Tensor, *, block: int = 0) -> None:
     if numel:
         run = pick(out.device, cpu=cpu.decode_sum, reference=reference.decode_sum)
         run(payloads, out, block or numel)
+
+
+def sign_vote(payloads: Tensor, out: Tensor) -> None:
+    """Write the sign that most of ``m`` payloads have: 1, −1, or 0 for a tie.
+
+    Args:
+        payloads: uint8 ``[m, sign_nbytes(n, 0)]``, rows contiguous, any stride between them; 1 ≤ m ≤ 2²⁴. Of
+            :func:`sign_encode` with one scale in all. A row whose scale is 0 abstains; one whose scale is Inf or NaN
+            makes all of ``out`` NaN.
+        out: float32 ``[n]``, contiguous; overwritten.
+
+    Raises:
+        ValueError: if a shape does not fit ``out``.
+
+    Source: majority vote of signSGD (arXiv 1802.04434).
+    """
+    numel = out.numel()
+    expect_shape("payloads", payloads, payloads.shape[0], sign_nbytes(numel, 0))
+    if numel:
+        run = pick(out.device, cpu=cpu.vote, reference=reference.vote)
+        run(payloads, out)

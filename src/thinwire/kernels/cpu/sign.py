@@ -36,7 +36,12 @@ def encode(
 
 def decode_sum(payloads: Tensor, out: Tensor, block: int) -> None:
     flat, stride = flat_rows(payloads)
-    _decode_sum(flat, stride, payloads.shape[0], out.numpy(), block)
+    _decode_sum(flat, stride, payloads.shape[0], out.numpy(), block, False)
+
+
+def vote(payloads: Tensor, out: Tensor) -> None:
+    flat, stride = flat_rows(payloads)
+    _decode_sum(flat, stride, payloads.shape[0], out.numpy(), out.numel(), True)
 
 
 @compiled
@@ -108,30 +113,41 @@ def _subtract(q, scale):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _decode_sum(flat, stride, rows, out, block):  # type: ignore[no-untyped-def]
+def _decode_sum(flat, stride, rows, out, block, vote):  # type: ignore[no-untyped-def]
     n = out.size
     nbytes = 4 * ((n + block - 1) // block)
     for b in range(nbytes >> 2):
         end = min((b + 1) * block, n)
         for t in range(b * block, end, TILE):
             part = out[t : min(t + TILE, end)]
-            signs, scale = _row(flat, stride, 0, b, nbytes + (t >> 3), part.size)
+            signs, scale = _row(flat, stride, 0, b, nbytes + (t >> 3), part.size, vote)
             if rows & 1:
                 _unpack(signs, scale, part)
             else:
-                signs_2, scale_2 = _row(flat, stride, 1, b, nbytes + (t >> 3), part.size)
+                signs_2, scale_2 = _row(flat, stride, 1, b, nbytes + (t >> 3), part.size, vote)
                 _unpack_two(signs, scale, signs_2, scale_2, part)
             for r in range(2 - (rows & 1), rows, 2):
-                signs, scale = _row(flat, stride, r, b, nbytes + (t >> 3), part.size)
-                signs_2, scale_2 = _row(flat, stride, r + 1, b, nbytes + (t >> 3), part.size)
+                signs, scale = _row(flat, stride, r, b, nbytes + (t >> 3), part.size, vote)
+                signs_2, scale_2 = _row(flat, stride, r + 1, b, nbytes + (t >> 3), part.size, vote)
                 _unpack_add_two(signs, scale, signs_2, scale_2, part)
+            if vote:
+                _to_signs(part)
 
 
 @compiled
-def _row(flat, stride, r, b, begin, n):  # type: ignore[no-untyped-def]
-    """A row's signs of n elements, and their scale."""
+def _row(flat, stride, r, b, begin, n, vote):  # type: ignore[no-untyped-def]
+    """A row's signs of n elements, and their scale; in a vote 1 instead, 0 for 0, and NaN if it is not finite."""
     row = flat[r * stride : (r + 1) * stride]
-    return row[begin : begin + ((n + 7) >> 3)], row[4 * b : 4 * b + 4].view(np.float32)[0]
+    scale = row[4 * b : 4 * b + 4].view(np.float32)[0]
+    if vote:
+        scale = np.float32(scale > 0) + (scale - scale)
+    return row[begin : begin + ((n + 7) >> 3)], scale
+
+
+@compiled
+def _to_signs(x):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        x[i] = np.float32(1) if x[i] > 0 else np.float32(-1) if x[i] < 0 else x[i]
 
 
 @compiled

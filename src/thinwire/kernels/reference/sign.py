@@ -38,6 +38,17 @@ def decode_sum(payloads: Tensor, out: Tensor, block: int) -> None:
             total.add_(torch.where(minus, -scale, scale))
 
 
+def vote(payloads: Tensor, out: Tensor) -> None:
+    decode_sum(torch.stack([_ballot(payload.clone(), out.numel()) for payload in payloads]), out, out.numel())
+    out.copy_(torch.where(out.isnan(), out, out.sign()))
+
+
+def _ballot(payload: Tensor, numel: int) -> Tensor:
+    scale, _ = _parts(payload, numel, numel)
+    scale.copy_(torch.where(scale.isfinite(), (scale > 0).float(), torch.nan))
+    return payload
+
+
 def _parts(payload: Tensor, numel: int, block: int) -> tuple[Tensor, Tensor]:
     nbytes = 4 * -(-numel // block)
     return payload[:nbytes].view(torch.float32), payload[nbytes:]
