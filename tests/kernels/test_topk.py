@@ -27,7 +27,7 @@ def encode(
     if run is topk_encode:
         run(grad, error, new_error, payload, index_dtype=index_dtype, value_dtype=dtype, **settings)
     else:
-        run(grad, error, new_error, payload, k, index_dtype, dtype, **settings)
+        run(grad, error, new_error, payload, k, index_dtype, dtype, **{"lowest": 0} | settings)
     split = k * index_dtype.itemsize
     return payload[:split].view(index_dtype), payload[split:].view(dtype), new_error
 
@@ -225,3 +225,53 @@ def test_decode_sum_refuses_indices_that_do_not_ascend(run):
 def test_decode_sum_refuses_other_sizes():
     with pytest.raises(ValueError, match="13 bytes"):
         topk_decode_sum(torch.zeros(1, 13, dtype=torch.uint8), torch.zeros(10))
+
+
+@pytest.mark.parametrize("make", INPUTS.values(), ids=INPUTS.keys())
+@pytest.mark.parametrize("numel", [1, 7, 8, 9, 31, 33, 2047, 2049, LARGE])
+@pytest.mark.parametrize("ratio", [0.01, 0.3, 1.0])
+def test_threshold_equals_reference(make, numel, ratio):
+    k = max(1, int(ratio * numel))
+    for error in (None, vector(numel, 3)):
+        key = make(numel).abs().nan_to_num(INF).view(torch.int32)
+        for lowest in {1, int(key.max()), int(key.sort(descending=True).values[min(2 * k, numel - 1)]), int(key[0])}:
+            results = [
+                encode(make(numel), error, k=k, run=module.encode, lowest=max(1, lowest), error_scale=0.7, weight=0.25)
+                for module in (cpu, reference)
+            ]
+            for ours, right in zip(*results, strict=True):
+                torch.testing.assert_close(ours, right, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "indices", "values", "left"),
+    [
+        (None, [1, 2, 3, 4], [-4, 2, 3, -2], [1, 0, 0, 0, 0, 0]),
+        (0, [1, 2, 3, 4], [-4, 2, 3, -2], [1, 0, 0, 0, 0, 0]),
+        (2, [1, 2, 3, 4], [-4, 2, 3, -2], [1, 0, 0, 0, 0, 0]),
+        (2.5, [1, 3, 3, 3], [-4, 3, 0, 0], [1, 0, 2, 0, -2, 0]),
+        (5, [0, 0, 0, 0], [0, 0, 0, 0], [1, -4, 2, 3, -2, 0]),
+    ],
+)
+def test_places_left_over_decode_to_nothing(threshold, indices, values, left):
+    grad = torch.tensor([1.0, -4, 2, 3, -2, 0])
+    actual = encode(grad, k=4, threshold=threshold)
+    assert [x.tolist() for x in actual] == [indices, values, left]
+    out = torch.empty(6)
+    decode(actual[0].unsqueeze(0), actual[1].unsqueeze(0), out)
+    assert torch.equal(out, grad - actual[2])
+
+
+def test_new_error_may_be_grad():
+    grad = vector(LARGE)
+    expected = encode(grad, k=50, dtype=torch.float16)
+    payload = torch.empty(300, dtype=torch.uint8)
+    topk_encode(grad, None, grad, payload)
+    assert torch.equal(grad, expected[2])
+    assert torch.equal(payload.unsqueeze(0), payloads_of(expected[0].unsqueeze(0), expected[1].unsqueeze(0)))
+
+
+@pytest.mark.parametrize("threshold", [-1.0, NAN])
+def test_wrong_threshold_is_refused(threshold):
+    with pytest.raises(ValueError, match=f"threshold is {threshold}; it must be at least 0, or None"):
+        encode(vector(4), k=1, threshold=threshold)

@@ -7,6 +7,7 @@ from thinwire.kernels.lowrank import lowrank_expand, lowrank_left, lowrank_right
 from thinwire.kernels.random import uniform_
 from thinwire.kernels.sign import num_scales, sign_decode_sum, sign_encode, sign_nbytes, sign_vote
 from thinwire.kernels.strata import strata_put_, strata_take
+from thinwire.kernels.tail import tail_threshold
 from thinwire.kernels.topk import topk_decode_sum, topk_encode
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "sign_vote",
     "strata_put_",
     "strata_take",
+    "tail_threshold",
     "topk_decode_sum",
     "topk_encode",
     "uniform_",

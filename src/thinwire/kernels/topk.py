@@ -1,5 +1,6 @@
 """The k elements of largest magnitude, exactly; and what such sparse vectors add up to."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ def topk_encode(
     *,
     index_dtype: torch.dtype = torch.int32,
     value_dtype: torch.dtype = torch.float16,
+    threshold: float | None = None,
     error_scale: float = 1.0,
     weight: float = 1.0,
 ) -> None:
@@ -25,20 +27,22 @@ def topk_encode(
     with k ≥ 1 a non-finite element is always among the values.
 
     Args:
-        grad: 1-D, any float dtype and stride; computed in float32. Not changed.
+        grad: 1-D, any float dtype and stride; computed in float32. Not changed, unless it is ``new_error``.
         error: float32, like ``grad``; None stands for zeros.
         new_error: float32, contiguous, like ``grad``; overwritten with q, less ``value / weight`` where it is sent. May
-            be ``error`` itself, or None. With non-finite input it receives garbage.
+            be ``grad`` or ``error`` itself, or None. With non-finite input it receives garbage.
         payload: uint8, contiguous; overwritten. Its size says k, which is at most n. First k indices, ascending; then
             k values, ``weight * q`` there. A finite element beyond the range of the dtype becomes its largest number
             (the rest stays in ``new_error``).
         index_dtype: int32 or int64.
         value_dtype: float16 or float32.
+        threshold: if given, zeros and elements of smaller magnitude are not sent. In the places left over, the last
+            index stands again (0 if there is none), with value 0.
         error_scale: factor on ``error``.
         weight: positive factor on what is sent, and not on the error.
 
     Raises:
-        ValueError: if a shape does not fit.
+        ValueError: if a shape does not fit, or ``threshold`` is negative or NaN.
 
     Source: top-k with error feedback of BytePS-Compress (arXiv 2105.07829), there fused likewise.
     """
@@ -51,9 +55,14 @@ def topk_encode(
         expect_shape("error", error, numel)
     if new_error is not None:
         expect_shape("new_error", new_error, numel)
+    lowest = 0
+    if threshold is not None:
+        if not threshold >= 0:
+            raise ValueError(f"threshold is {threshold}; it must be at least 0, or None")
+        lowest = max(1, int(np.float32(threshold).view(np.int32)))  # magnitudes order like their bits
     if numel:
         run = pick(grad.device, cpu=cpu.encode, reference=reference.encode)
-        run(grad, error, new_error, payload, k, index_dtype, value_dtype, error_scale, weight)
+        run(grad, error, new_error, payload, k, index_dtype, value_dtype, lowest, error_scale, weight)
 
 
 def topk_decode_sum(

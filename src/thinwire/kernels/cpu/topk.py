@@ -40,6 +40,7 @@ def encode(
     k: int,
     index_dtype: torch.dtype,
     value_dtype: torch.dtype,
+    lowest: int,
     error_scale: float,
     weight: float,
 ) -> None:
@@ -51,6 +52,7 @@ def encode(
         k,
         _LIKE[index_dtype],
         _LIKE[value_dtype],
+        np.int32(lowest),
         np.float32(error_scale),
         weight,
     )
@@ -62,7 +64,7 @@ def decode_sum(payloads: Tensor, out: Tensor, k: int, index_dtype: torch.dtype, 
 
 
 @compiled
-def _encode(grad, error, new_error, payload, k, index_like, value_like, error_scale, weight):  # type: ignore[no-untyped-def]
+def _encode(grad, error, new_error, payload, k, index_like, value_like, lowest, error_scale, weight):  # type: ignore[no-untyped-def]
     if error is not None:
         q = np.empty(grad.size, np.float32) if new_error is None else new_error
     elif new_error is not None:
@@ -72,10 +74,12 @@ def _encode(grad, error, new_error, payload, k, index_like, value_like, error_sc
         q = grad
     indices, values = _parts(payload, k, index_like, value_like)
     selected = np.empty(k, np.float32)
-    _select(q if error is None else grad, error, error_scale, q, indices, selected)
+    count = _select(q if error is None else grad, error, error_scale, q, lowest, indices, selected)
     half = values.itemsize == 2
     limit = LARGEST_HALF if half else LARGEST_FLOAT
-    for i in range(k):
+    indices[count:] = indices[count - 1] if count else 0
+    values[count:] = 0
+    for i in range(count):
         sent = np.float32(weight) * selected[i]
         if math.isfinite(selected[i]):
             sent = max(-limit, min(limit, sent))
@@ -97,28 +101,37 @@ def _parts(payload, k, index_like, value_like):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _select(grad, error, error_scale, q, indices, selected):  # type: ignore[no-untyped-def]
-    """Write q (without an error, it is grad), the indices of its k largest, and these."""
+def _select(grad, error, error_scale, q, lowest, indices, selected):  # type: ignore[no-untyped-def]
+    """Write q (without an error, it is grad), the indices of its k largest, and these. Returns how many.
+
+    That is k, or fewer if ``lowest`` is not 0, and fewer keys reach it.
+    """
     n, k = q.size, indices.size
     sample = np.empty(min(max(n >> 7, 4096), 65536), np.float32)
     capacity = 4 * k + 4 * TILE
-    if n < max(8 * sample.size, 2 * capacity):
+    if lowest == 0 and n < max(8 * sample.size, 2 * capacity):
         if error is not None:
             for t in range(0, n, TILE):
                 load(grad[t : t + TILE], error[t : t + TILE], error_scale, q[t : t + TILE])
     else:
         found, found_at = np.empty(capacity, np.float32), np.empty(capacity, indices.dtype)
-        _sample(grad, error, error_scale, sample)
-        # So far down the sample that k elements of the vector lie above, but for one in thousands of cases.
-        expected = k / n * sample.size
-        rank = int(expected + 4 * math.sqrt(expected) + 4)
-        threshold, _ = _kth_key(sample, rank)
-        threshold = max(threshold, np.int32(1))  # zeros are never candidates, nor what fills up the last tile
+        threshold = lowest
+        if lowest == 0:
+            _sample(grad, error, error_scale, sample)
+            # So far down the sample that k elements of the vector lie above, but for one in thousands of cases.
+            expected = k / n * sample.size
+            rank = int(expected + 4 * math.sqrt(expected) + 4)
+            threshold, _ = _kth_key(sample, rank)
+            threshold = max(threshold, np.int32(1))  # zeros are never candidates, nor what fills up the last tile
         count = _sweep(grad, error, error_scale, q, threshold, found, found_at)
+        if lowest > 0 and count < k:
+            indices[:count], selected[:count] = found_at[:count], found[:count]
+            return count
         if k <= count <= capacity:
             _take(found[:count], found_at, indices, selected)
-            return
+            return k
     _take(q, None, indices, selected)
+    return k
 
 
 @compiled

@@ -14,6 +14,7 @@ def encode(
     k: int,
     index_dtype: torch.dtype,
     value_dtype: torch.dtype,
+    lowest: int,
     error_scale: float,
     weight: float,
 ) -> None:
@@ -23,14 +24,17 @@ def encode(
     # Without their sign bit, floats order like integers. The sort is stable: of equal ones the first come first.
     key = (q.view(torch.int32) & 0x7FFFFFFF).clamp(max=NAN_KEY)
     order = key.sort(descending=True, stable=True).indices[:k]
-    indices.copy_(order.sort().values)
-    selected = q[indices]
+    order = order[key[order] >= lowest].sort().values
+    indices.fill_(int(order[-1]) if order.numel() else 0)[: order.numel()] = order
+    values.zero_()
+    indices, values = indices[: order.numel()], values[: order.numel()]
+    selected = q[order]
     sent = selected * weight
     limit = torch.finfo(values.dtype).max
     values.copy_(torch.where(selected.isfinite(), sent.clamp(-limit, limit), sent))
     if new_error is not None:
         new_error.copy_(q)
-        new_error[indices] = (selected.double() - values.double() / weight).float()
+        new_error[order] = (selected.double() - values.double() / weight).float()
 
 
 def decode_sum(payloads: Tensor, out: Tensor, k: int, index_dtype: torch.dtype, value_dtype: torch.dtype) -> None:
