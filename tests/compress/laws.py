@@ -35,6 +35,13 @@ SPECS = [
     "randomk(ratio=0.25, values=fp16)",
     "randomk(ratio=0.1, scaled=True)",
     "randomk(ratio=1.0)",
+    "signsgd",
+    "qsgd",
+    "qsgd(bits=8, block=0)",
+    "terngrad",
+    "terngrad(clip=0.0, block=256)",
+    "sidco",
+    "sidco(ratio=0.1, values=fp32, stages=2)",
 ]
 
 GOLDEN = Path(__file__).with_name("golden.json")

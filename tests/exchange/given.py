@@ -40,6 +40,10 @@ SPECS = [
     "fp8",
     "linear_dithering",
     "natural_dithering",
+    "signsgd",
+    "qsgd",
+    "terngrad",
+    "sidco(ratio=0.05)",
 ]
 
 

@@ -155,6 +155,16 @@ WRONG = {
         ValueError,
         ["error_feedback=True does not go with randomk(scaled=True)", "without bound"],
     ),
+    "votes with errors": (
+        {"spec": "signsgd", "error_feedback": True},
+        ValueError,
+        ["error_feedback=True does not go with signsgd", "without bound"],
+    ),
+    "votes in parts": (
+        {"spec": "signsgd", "scheme": "alltoall"},
+        ValueError,
+        ["signsgd does not go with", "its schemes are allgather"],
+    ),
     "scaler": ({"spec": TOPK, "scaler": True}, TypeError, ["scaler is a torch.amp.GradScaler", "not bool"]),
     "optimizer": ({"spec": TOPK, "optimizer": "adam"}, TypeError, ["optimizer is a torch.optim.Optimizer", "not str"]),
     "other's optimizer": (
@@ -344,6 +354,7 @@ class TestStrategyByName:
             ("onebit", 64, "alltoall"),
             ("int8", 2, "allgather"),
             ("int8", 3, "alltoall"),
+            ("signsgd", 64, "allgather"),
         ],
     )
     def test_scheme_follows_from_payload_and_ranks(self, spec, world_size, scheme):

@@ -18,12 +18,17 @@ from thinwire.compress.feedback import ErrorFeedback
 from thinwire.compress.lowrank import AcpSgd, PowerSgd
 from thinwire.compress.none import Identity
 from thinwire.compress.onebit import OneBit
+from thinwire.compress.qsgd import QSGD
 from thinwire.compress.randomk import RandomK
 from thinwire.compress.registry import known, parse, register, signature
+from thinwire.compress.sidco import SIDCo
+from thinwire.compress.signsgd import SignSGD
+from thinwire.compress.terngrad import TernGrad
 from thinwire.compress.topk import TopK
 
 __all__ = [
     "PAYLOAD_ALIGNMENT_BYTES",
+    "QSGD",
     "AcpSgd",
     "BFloat16",
     "Codec",
@@ -40,7 +45,10 @@ __all__ = [
     "OneBit",
     "PowerSgd",
     "RandomK",
+    "SIDCo",
+    "SignSGD",
     "State",
+    "TernGrad",
     "TopK",
     "TwoRoundCodec",
     "known",

@@ -105,6 +105,11 @@ class Codec(ABC):
         """The dtype under which payloads can be added element by element, as they are; None: they cannot."""
         return None
 
+    @property
+    def votes(self) -> bool:
+        """Whether what is decoded is the sign that most payloads have, not a sum; such payloads carry no weight."""
+        return False
+
     @abstractmethod
     def payload_nbytes(self, numel: int) -> int:
         """Exact size in bytes of the payload of a vector of ``numel`` elements; 0 for 0."""
@@ -124,7 +129,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, payloads: Tensor, out: Tensor, key: Key) -> None:
-        """Write the sum of what ``m`` payloads decode to.
+        """Write the sum of what ``m`` payloads decode to; the majority's signs where :attr:`votes`.
 
         Args:
             payloads: uint8, 2-D ``[m, payload_nbytes(out.numel())]``, m ≥ 1, rows contiguous (the stride between rows

@@ -17,10 +17,12 @@ class _Dithering(Compressor):
 
     Unbiased as it is; with error feedback its noise is made up for instead of averaged out.
 
-    Payload: the blocks' largest magnitudes as float32, then one bitmap for each bit of the codes.
+    Payload: the blocks' scales as float32, then one bitmap for each bit of the codes.
     """
 
     natural: ClassVar[bool]
+    norm: ClassVar[bool] = False
+    """Whether the scale is the block's Euclidean norm, and not its largest magnitude."""
 
     bits: int
     """Bits per element, the sign's included: 2 to 8."""
@@ -85,6 +87,7 @@ class _Dithering(Compressor):
             scales,
             key=key.local(),
             natural=self.natural,
+            norm=self.norm,
             block=self.block,
             error_scale=error_scale,
             weight=weight,

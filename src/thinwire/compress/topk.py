@@ -80,6 +80,7 @@ class TopK(Compressor):
         payload: Tensor,
         error_scale: float,
         weight: float,
+        threshold: float | None = None,
     ) -> None:
         topk_encode(
             grad,
@@ -88,6 +89,7 @@ class TopK(Compressor):
             payload,
             index_dtype=_index_dtype(grad.numel()),
             value_dtype=_VALUE_DTYPES[self.values],
+            threshold=threshold,
             error_scale=error_scale,
             weight=weight,
         )
