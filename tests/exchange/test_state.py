@@ -15,7 +15,8 @@ from thinwire.strategy import Option
 ONE_WAY, TWO_WAY = {"spec": "onebit", "scheme": "allgather"}, {"spec": "onebit", "scheme": "alltoall"}
 STOCHASTIC = {"spec": "linear_dithering(bits=2)", "scheme": "alltoall", "error_feedback": True}
 REDUCED = {"spec": "randomk(ratio=0.1)", "scheme": "allreduce"}
-HALF, END = 4, 8
+ALTERNATING, IN_TWO_ROUNDS = {"spec": "acpsgd(approx_rank=2)"}, {"spec": "powersgd(approx_rank=2)"}
+HALF, END = 3, 8
 
 
 def train(rank: int, folder: Path | None, first: int, last: int, settings: dict) -> tuple[dict, dict, int]:
@@ -54,7 +55,7 @@ def train_each(rank: int, folder: Path | None, first: int, last: int, each: list
 def test_a_restart_changes_no_bit(tmp_path):
     # Two ranks, because restarted, DDP begins with other buckets, and the backend adds three ranks' uncompressed
     # gradients in an order that depends on their place in a bucket.
-    each = [ONE_WAY, TWO_WAY, STOCHASTIC, REDUCED]
+    each = [ONE_WAY, TWO_WAY, STOCHASTIC, REDUCED, ALTERNATING, IN_TWO_ROUNDS]
     fresh_ranks(2, train_each, tmp_path, 0, HALF, each)
     other_seed = [settings | {"seed": 99} for settings in each]  # the saved one goes on
     resumed = fresh_ranks(2, train_each, tmp_path, HALF, END, other_seed)
@@ -112,8 +113,15 @@ OTHER_CHUNKS = {"chunk_bytes": 1700}
         (ONE_WAY, TWO_WAY, 2, 2),
         (TWO_WAY, TWO_WAY | OTHER_CHUNKS, 3, 3),
         (ONE_WAY, TWO_WAY | OTHER_CHUNKS, 3, 3),
+        (ALTERNATING, ALTERNATING, 3, 2),
+        (ALTERNATING, ALTERNATING | OTHER_CHUNKS, 2, 3),
+        (IN_TWO_ROUNDS, IN_TWO_ROUNDS, 2, 1),
     ],
-    ids=lambda value: value["scheme"] + "*" * ("chunk_bytes" in value) if isinstance(value, dict) else str(value),
+    ids=lambda value: (
+        value.get("scheme", value["spec"][:3]) + "*" * ("chunk_bytes" in value)
+        if isinstance(value, dict)
+        else str(value)
+    ),
 )
 def test_pending_errors_survive_other_ranks_chunks_and_schemes(before, after, old_size, new_size):
     old = on_ranks(old_size, run, 3, before)[0]
@@ -278,6 +286,50 @@ def test_wrong_states_are_refused_and_change_nothing():
         for kind, (message, as_expected) in answers.items():
             assert MESSAGES[kind] in message, kind
             assert as_expected, kind
+
+
+def factors_elsewhere(rank: int) -> dict[str, str]:
+    """What states with low-rank factors are answered where they do not belong, and those without where they do."""
+    saved = {rank_: run(rank, 3, ALTERNATING | {"spec": f"acpsgd(approx_rank={rank_})"}) for rank_ in (2, 3)}
+    answers = {}
+    for kind, settings, change in [
+        ("other method", ONE_WAY, {}),
+        ("other rank", ALTERNATING, {}),
+        ("no tensors", ALTERNATING, {"tensors": None}),
+        ("no name", ALTERNATING, {"name": "other"}),
+        ("NaN", ALTERNATING, {"tensors": {"left": torch.tensor(float("nan"))}}),
+    ]:
+        states = deepcopy(saved[3 if kind == "other rank" else 2])["ranks"]
+        states[rank]["states"][0] |= change
+        if kind == "other method":  # the errors would fit
+            states[rank]["errors"] = []
+        sync = attach(given_ddp(), **settings)
+        with pytest.raises(ValueError) as refused:  # noqa: PT011 -- the message is checked by the caller
+            sync.load_state_dict(states[rank])
+        answers[kind] = str(refused.value)
+        assert sync.step == 0
+        sync.detach()
+    # Without factors it starts with new ones; then with those that were saved, the same as where they were saved.
+    ddp = given_ddp()
+    sync = attach(ddp, **ALTERNATING)
+    exchanged(ddp, given_gradients(rank, 0))
+    first = sync.state_dict()
+    sync.load_state_dict(first | {"states": [], "errors": [], "step": 0})
+    exchanged(ddp, given_gradients(rank, 0))
+    again = sync.state_dict()
+    for mine, want in zip(again["states"], first["states"], strict=True):
+        assert bits(mine["tensors"]) == bits(want["tensors"])
+    sync.detach()
+    return answers
+
+
+def test_factors_are_taken_where_they_belong():
+    for answers in on_ranks(2, factors_elsewhere):
+        assert "is not one of the compressor that it has now; resume with" in answers["other method"]
+        assert "is not one of the compressor that it has now" in answers["other rank"]
+        assert "incomplete or damaged" in answers["no tensors"]
+        assert "the state is of other[" in answers["no name"]
+        assert "has an element that none can have" in answers["NaN"]
 
 
 def load_other_steps(rank: int) -> list[str]:

@@ -174,8 +174,15 @@ def fold(ranks: Sequence[Sequence[SavedError]], numels: Mapping[str, int]) -> It
 
 
 def fold_states(ranks: Sequence[Sequence[SavedState]]) -> Iterator[SavedState]:
-    """The states that every rank of another world should start from: the mean over the old ranks, the same for all."""
-    for same_region in zip(*(sorted(states, key=lambda s: str(s.region)) for states in ranks), strict=True):
+    """The states that every rank of another world should start from: the mean over the old ranks, the same for all.
+
+    Raises:
+        ValueError: if the ranks' states are not of the same regions.
+    """
+    by_region = [sorted(states, key=lambda s: str(s.region)) for states in ranks]
+    if any([s.region for s in states] != [s.region for s in by_region[0]] for states in by_region):
+        raise ValueError("the ranks' states are of different gradients; give those of one save")
+    for same_region in zip(*by_region, strict=True):
         first = same_region[0]
         yield SavedState(
             first.region,

@@ -64,7 +64,7 @@ class RankState:
                 errors=[_saved_error(e) for e in state["errors"]],
                 states=[_saved_state(s) for s in state["states"]],
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this state is incomplete or damaged ({error!r}); load another") from error
 
 
