@@ -1,4 +1,4 @@
-"""The laws of compressors (see test_laws) for codecs of low rank: each is made for one matrix, and keeps its factors."""
+"""The laws of compressors (see test_laws) for low rank: a codec is made for one matrix, and keeps its factors."""
 
 import math
 
