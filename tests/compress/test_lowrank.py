@@ -181,6 +181,20 @@ def test_a_matrix_of_low_rank_gets_through_whole(spec):
     torch.testing.assert_close(result, x, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("method", ["acpsgd", "powersgd"])
+def test_a_matrix_of_rank_one_is_recovered(method, scale):  # C16
+    channel = Channel(parse(method), (64, 32))
+    x = scale * torch.outer(vector((64,)), vector((32,), 1)).flatten()
+    error = torch.zeros(64 * 32)
+    for phase in (0, 1, 0):
+        channel.codec = parse(method).codec(phase, channel.state)
+        payload, _ = channel.encode(x, error)
+        result = channel.decode(payload)
+        channel.state.commit()
+    assert (result.double() - x.double()).norm() <= 1e-5 * x.double().norm()
+
+
 @pytest.mark.parametrize("warm_start", [True, False])
 def test_factors_are_kept_only_once_committed(warm_start):
     method = parse(f"acpsgd(warm_start={warm_start})")
