@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thinwire.compress import Identity
 from thinwire.exchange.layout import Cell, Region, cut, split
 
 sizes = st.integers(0, 10_000)
@@ -39,7 +40,7 @@ def test_nothing_is_cut_into_nothing():
 @pytest.mark.parametrize("rows", [range(1), range(1, 3), range(0, 4, 2)])
 def test_a_cell_is_a_view_of_its_rows(rows):
     buffer = torch.arange(4 * 32, dtype=torch.uint8).view(4, 32)
-    payloads = Cell(0, Region("w", 0, 5), rows, 16, 5).payloads(buffer)
+    payloads = Cell(Identity(), 0, Region("w", 0, 5), rows, 16, 5).payloads(buffer)
     assert payloads.tolist() == [buffer[row, 16:21].tolist() for row in rows]
     payloads.zero_()
     assert buffer[list(rows), 16:21].sum() == 0
