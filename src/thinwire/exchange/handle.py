@@ -74,7 +74,7 @@ class Sync:
             self._exchange.close()
 
     def state_dict(self, *, all_ranks: bool = False) -> dict[str, Any]:
-        """What must be saved to go on with the same bits: step counter, seed, error memories, low-rank factors.
+        """What must be saved to go on with the same bits: step counter, seed, errors, velocities, factors.
 
         Every rank has errors of its own. Save each rank's state in its own file, or gather them with ``all_ranks``.
 

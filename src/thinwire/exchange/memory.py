@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,19 +23,38 @@ class SavedError:
     error: Tensor
     unit: float
 
+    def part(self, region: Region) -> Self:
+        """What lies in ``region``, which is part of this one; a view."""
+        start, stop = region.start - self.region.start, region.stop - self.region.start
+        return replace(self, region=region, error=self.error[start:stop])
+
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """A method's state of a region, as kept after some step."""
+    """A method's state of a region, as kept after some step, and the unit of the region's error then.
+
+    Unless the region is a whole gradient, the tensors have an element for each of the region's.
+    """
 
     region: Region
     tensors: Mapping[str, Tensor]
+    unit: float = 1.0
+
+    def part(self, region: Region) -> Self:
+        """What lies in ``region``, which is part of this one; views."""
+        if region == self.region:
+            return self
+        start, stop = region.start - self.region.start, region.stop - self.region.start
+        return replace(self, region=region, tensors={name: t[start:stop] for name, t in self.tensors.items()})
+
+
+_Saved = TypeVar("_Saved", SavedError, SavedState)
 
 
 class ErrorMemory:
     """Error feedback for every region that this rank encodes, and methods' states; made when first asked for.
 
-    Regions may be cut differently after a restart (another chunk size): saved errors are kept by name and place, and a
+    Regions may be cut differently after a restart (another chunk size): what was saved is kept by name and place, and a
     new region picks up whatever overlaps it.
     """
 
@@ -48,9 +68,10 @@ class ErrorMemory:
         self.device = device
         self._new_state = new_state
         self._states: dict[Region, State | None] = {}
-        self._saved_states: dict[Region, SavedState] = {}  # restored, but not asked for yet
         self._entries: dict[tuple[Region, int], ErrorFeedback] = {}
-        self._saved: list[SavedError] = []  # restored, but not asked for yet
+        # Restored, but not asked for yet:
+        self._saved: list[SavedError] = []
+        self._saved_states: list[SavedState] = []
 
     def of(self, region: Region, stage: int) -> ErrorFeedback:
         """The error feedback of a region at a stage."""
@@ -63,8 +84,8 @@ class ErrorMemory:
         """What the region's method remembers of it; None: nothing."""
         if region not in self._states:
             state = self._states[region] = self._new_state(region)
-            if state is not None and (saved := self._saved_states.pop(region, None)) is not None:
-                state.load(saved.tensors)
+            if state is not None:
+                self._restore_state(region, state)
         return self._states[region]
 
     def commit(self) -> None:
@@ -88,11 +109,15 @@ class ErrorMemory:
 
     def save_states(self) -> list[SavedState]:
         """Copies of all states, with those restored but not yet asked for."""
-        live = [SavedState(region, state.save()) for region, state in self._states.items() if state is not None]
+        live = [SavedState(r, state.save(), self._unit(r)) for r, state in self._states.items() if state is not None]
         return [
-            SavedState(s.region, {name: tensor.clone() for name, tensor in s.tensors.items()})
-            for s in [*live, *self._saved_states.values()]
+            replace(s, tensors={name: tensor.clone() for name, tensor in s.tensors.items()})
+            for s in live + self._saved_states
         ]
+
+    def _unit(self, region: Region) -> float:
+        entry = self._entries.get((region, WORKER))
+        return 1.0 if entry is None else entry.unit
 
     def check_states(self, saved: Sequence[SavedState]) -> None:
         """Refuse states that this model's methods would not start from.
@@ -106,7 +131,7 @@ class ErrorMemory:
             if {name: tensor.shape for name, tensor in s.tensors.items()} != wanted:
                 raise ValueError(
                     f"the saved state of {s.region} is not one of the compressor that it has now; resume with the "
-                    "compressor and the chunk_bytes it was saved with, or start without it"
+                    "compressor it was saved with, or start without it"
                 )
 
     def load(self, saved: Sequence[SavedError], states: Sequence[SavedState] = ()) -> None:
@@ -114,28 +139,15 @@ class ErrorMemory:
         self._saved = list(saved)
         for (region, stage), entry in self._entries.items():
             self._restore(region, stage, entry)
-        self._saved_states = {s.region: s for s in states}
+        self._saved_states = list(states)
         for region, state in self._states.items():
             if state is not None:
-                restored = self._saved_states.pop(region, None)
-                state.load((restored or SavedState(region, self._first(region))).tensors)
-
-    def _first(self, region: Region) -> Mapping[str, Tensor]:
-        state = self._new_state(region)
-        assert state is not None
-        return state.save()
+                self._restore_state(region, state)
 
     def _restore(self, region: Region, stage: int, entry: ErrorFeedback) -> None:
-        """Move what was saved of the region into its entry."""
-        found: list[SavedError] = []
-        kept: list[SavedError] = []
-        for s in self._saved:
-            if s.stage != stage or s.region.name != region.name:
-                kept.append(s)
-                continue
-            kept += _slices(s, s.region.start, region.start) + _slices(s, region.stop, s.region.stop)
-            found += _slices(s, region.start, region.stop)
-        self._saved = kept
+        """Move what was saved of the region's error into its entry."""
+        found, kept = _divide([s for s in self._saved if s.stage == stage], region)
+        self._saved = [s for s in self._saved if s.stage != stage] + kept
         unit = found[0].unit if found else 1.0
         error = torch.zeros(region.numel, device=self.device)
         for s in found:
@@ -143,14 +155,39 @@ class ErrorMemory:
             error[start:stop] = s.error.to(self.device) * (unit / s.unit)
         entry.load(error, unit)
 
+    def _restore_state(self, region: Region, state: State) -> None:
+        """Move what was saved of the region into its state, in the unit that its error is restored in."""
+        found, self._saved_states = _divide(self._saved_states, region)
+        if found and found[0].region == region:
+            state.load(found[0].tensors)
+            return
+        first = self._new_state(region)
+        assert first is not None
+        tensors = {name: tensor.clone() for name, tensor in first.save().items()}
+        for s in found:
+            start, stop = s.region.start - region.start, s.region.stop - region.start
+            for name, tensor in s.tensors.items():
+                tensors[name][start:stop] = tensor * (found[0].unit / s.unit)
+        state.load(tensors)
 
-def _slices(saved: SavedError, start: int, stop: int) -> list[SavedError]:
-    """What of a saved error lies from ``start`` to ``stop``: one part, a view, or none."""
-    start, stop = max(start, saved.region.start), min(stop, saved.region.stop)
-    if start >= stop:
-        return []
-    error = saved.error[start - saved.region.start : stop - saved.region.start]
-    return [replace(saved, region=Region(saved.region.name, start, stop), error=error)]
+
+def _divide(saved: Sequence[_Saved], region: Region) -> tuple[list[_Saved], list[_Saved]]:
+    """What of the saved lies in a region, in order, and the rest; views where something is cut."""
+    inside: list[_Saved] = []
+    rest: list[_Saved] = []
+    for s in saved:
+        if s.region.name != region.name:
+            rest.append(s)
+            continue
+        for where, start, stop in (
+            (rest, s.region.start, region.start),
+            (inside, region.start, region.stop),
+            (rest, region.stop, s.region.stop),
+        ):
+            start, stop = max(start, s.region.start), min(stop, s.region.stop)
+            if start < stop:
+                where.append(s.part(Region(region.name, start, stop)))
+    return sorted(inside, key=lambda s: s.region.start), rest
 
 
 def fold(ranks: Sequence[Sequence[SavedError]], numels: Mapping[str, int]) -> Iterator[SavedError]:
@@ -176,6 +213,8 @@ def fold(ranks: Sequence[Sequence[SavedError]], numels: Mapping[str, int]) -> It
 def fold_states(ranks: Sequence[Sequence[SavedState]]) -> Iterator[SavedState]:
     """The states that every rank of another world should start from: the mean over the old ranks, the same for all.
 
+    Like the errors of :func:`fold`, in unit 1.
+
     Raises:
         ValueError: if the ranks' states are not of the same regions.
     """
@@ -186,5 +225,8 @@ def fold_states(ranks: Sequence[Sequence[SavedState]]) -> Iterator[SavedState]:
         first = same_region[0]
         yield SavedState(
             first.region,
-            {name: torch.stack([s.tensors[name].cpu() for s in same_region]).mean(0) for name in first.tensors},
+            {
+                name: torch.stack([s.tensors[name].cpu() / s.unit for s in same_region]).mean(0)
+                for name in first.tensors
+            },
         )

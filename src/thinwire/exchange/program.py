@@ -202,6 +202,8 @@ class Unit:
         """What to run in a step; compiled when its phase first comes."""
         phase = self._method.phase(step)
         if (known := self._programs.get(phase)) is None:
+            while len(self._programs) > 1:  # phases that alternate come again, those of a warm-up do not
+                del self._programs[next(iter(self._programs))]
             known = self._programs[phase] = self._compile(phase)
         return known
 
@@ -263,39 +265,38 @@ class _Compilation:
                 if self._encoded:
                     self._decode(task, self._new_values())
                 stage = self._num_transfers()
-                codecs = [self._codec(holder, stage) for holder in range(len(self._values.regions))]
-                self._encode(task, codecs, divided=_next_divides(tasks, position))
+                self._encode(task, partial(self._codec, stage), divided=_next_divides(tasks, position))
             elif task.action is Compute.REFINE:
                 self._refine(task)
             elif task.action is Compute.DECODE:
                 self._decode(task, self._gradients if position == len(tasks) - 1 else self._new_values())
             else:
                 if not self._encoded:  # a routine on values carries them packed as they are
-                    packing: list[Codec] = [Identity()] * len(self._values.regions)
-                    self._encode(task, packing, divided=task.action.divides)
+                    self._encode(task, lambda *_: Identity(), divided=task.action.divides)
                 self._transfer(task, task.action)
         if self._encoded:
             self._decode(tasks[-1], self._gradients)
         return self._steps
 
-    def _codec(self, holder: int, stage: int) -> Codec:
+    def _codec(self, stage: int, holder: int, region: Region) -> Codec:
         if self._values is self._gradients and holder >= self._num_compressed:
             return Identity()
-        return self._codec_of(self._values.regions[holder], stage)
+        return self._codec_of(region, stage)
 
-    def _encode(self, task: Task, codecs: Sequence[Codec], *, divided: bool) -> None:
+    def _encode(self, task: Task, codec_of: Callable[[int, Region], Codec], *, divided: bool) -> None:
         self._stage = self._num_transfers()
         regions = self._values.regions
         parts = [split(r, self._size) if divided else [r] for r in regions]
         self._cells = []
         offset = 0
-        for holder, (codec, own) in enumerate(zip(codecs, parts, strict=True)):
-            for row, part in enumerate(own):
+        for holder, own in enumerate(parts):
+            codecs = [codec_of(holder, part) for part in own]
+            for row, (codec, part) in enumerate(zip(codecs, own, strict=True)):
                 nbytes = codec.payload_nbytes(part.numel)
                 self._cells.append(Cell(codec, holder, part, range(row, row + 1), offset, nbytes))
             # Ranks hold parts of sizes that may differ by one; all leave room for the largest, which is the first.
             largest = self._division[holder][0] if self._division else own[0]
-            offset += _aligned(codec.payload_nbytes(largest.numel))
+            offset += _aligned(codecs[0].payload_nbytes(largest.numel))
         if divided:
             self._division = parts
         self._buffer = self._new_buffer(self._size if divided else 1, offset)

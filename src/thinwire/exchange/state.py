@@ -41,7 +41,13 @@ class RankState:
                 for e in self.errors
             ],
             "states": [
-                {"name": s.region.name, "start": s.region.start, "stop": s.region.stop, "tensors": dict(s.tensors)}
+                {
+                    "name": s.region.name,
+                    "start": s.region.start,
+                    "stop": s.region.stop,
+                    "unit": s.unit,
+                    "tensors": dict(s.tensors),
+                }
                 for s in self.states
             ],
         }
@@ -125,9 +131,12 @@ def _saved_error(saved: Mapping[str, Any]) -> SavedError:
 def _saved_state(saved: Mapping[str, Any]) -> SavedState:
     region = Region(str(saved["name"]), int(saved["start"]), int(saved["stop"]))
     tensors = {str(name): tensor.detach() for name, tensor in saved["tensors"].items()}
+    unit = float(saved["unit"])
     if not all(t.is_floating_point() and bool(torch.isfinite(t).all()) for t in tensors.values()):
         raise ValueError(f"the state of {region} has an element that none can have")
-    return SavedState(region, tensors)
+    if not math.isfinite(unit) or unit <= 0:
+        raise ValueError(f"the state of {region} has unit {unit}, which none can have")
+    return SavedState(region, tensors, unit)
 
 
 def _check_model(state: RankState, numels: Mapping[str, int]) -> None:
