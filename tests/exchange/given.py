@@ -50,6 +50,9 @@ SPECS = [
 LOW_RANK = ["acpsgd(approx_rank=2)", "powersgd(approx_rank=2)"]
 """These see whole gradients, and keep more than errors."""
 
+WITH_STATE = [*LOW_RANK, "dgc(ratio=0.05)"]
+"""These keep more than errors."""
+
 
 class Given(nn.Module):
     """Its output's gradient with respect to each parameter is the tensor that it was called with for it."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.exchange.given import LOW_RANK, SPECS, attach, bits, errors_of, exchanged, given_ddp, given_gradients
+from tests.exchange.given import SPECS, WITH_STATE, attach, bits, errors_of, exchanged, given_ddp, given_gradients
 from tests.exchange.test_schemes import fitting_schemes
 from tests.ranks import on_ranks
 from thinwire.compress import parse
@@ -72,7 +72,7 @@ def non_finite_steps(rank: int, spec: str, scheme: str) -> None:
     clean.detach()
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS + LOW_RANK if not parse(spec).expands])
+@pytest.mark.parametrize("spec", [spec for spec in SPECS + WITH_STATE if not parse(spec).expands])
 def test_non_finite_gradients_are_seen_and_leave_no_trace(spec):
     for scheme in fitting_schemes(spec):
         on_ranks(2, non_finite_steps, spec, scheme)
@@ -148,7 +148,7 @@ def delayed_training(rank: int, num_steps: int, specs: dict[str, str]) -> tuple[
 
 REDUCIBLE, OTHER = "randomk(ratio=0.1)", "onebit"
 MIXED = ["onebit@alltoall", "randomk(ratio=0.1)@allreduce", "int8@allgather", "fp16@reduce_scatter", "onebit@allgather"]
-MIXED += ["powersgd(approx_rank=2)@allreduce_twice", "acpsgd(approx_rank=2)@allreduce"]
+MIXED += ["powersgd(approx_rank=2)@allreduce_twice", "acpsgd(approx_rank=2)@allreduce", "dgc(ratio=0.1)@alltoall"]
 
 
 THOUSAND = {
@@ -158,6 +158,7 @@ THOUSAND = {
     "alltoall": [f"{OTHER}@alltoall"] * 3,
     "acpsgd": ["acpsgd(approx_rank=2)@allreduce"] * 3,
     "powersgd": ["powersgd(approx_rank=2)@allreduce_twice"] * 3,
+    "dgc": ["dgc(ratio=0.1)@allgather"] * 3,
     "mixed": MIXED,
 }
 """A spec and a scheme for each layer."""

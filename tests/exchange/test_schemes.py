@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.exchange.given import CHUNK_BYTES, LOW_RANK, SHAPES, SPECS, Trace, bits, given_gradients, traced
+from tests.exchange.given import CHUNK_BYTES, SHAPES, SPECS, WITH_STATE, Trace, bits, given_gradients, traced
 from tests.ranks import on_ranks
 from thinwire.compress import Compressor, Key, known, parse, unit_hash
 
@@ -145,7 +145,7 @@ def assert_same_on_all_ranks(traces: list[Trace]) -> None:
 
 
 def test_every_compressor_is_here():
-    assert {parse(spec).id for spec in SPECS + LOW_RANK} == {cls.id for cls in known()} - {"none"}
+    assert {parse(spec).id for spec in SPECS + WITH_STATE} == {cls.id for cls in known()} - {"none"}
 
 
 @pytest.mark.parametrize("feedback", [True, False], ids=["feedback", "plain"])

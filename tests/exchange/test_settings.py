@@ -157,6 +157,12 @@ WRONG = {
         ValueError,
         ["error_feedback=True does not go with randomk(scaled=True)", "without bound"],
     ),
+    "momentum without errors": (
+        {"spec": "dgc", "error_feedback": False, "min_numel": 64},
+        ValueError,
+        ["first: error_feedback=False does not go with dgc", "sends what it has kept"],
+    ),
+    "momentum 1": ({"spec": "dgc(momentum=1)"}, ValueError, ["momentum is a finite number from 0 and below 1, not 1"]),
     "votes with errors": (
         {"spec": "signsgd", "error_feedback": True},
         ValueError,
@@ -357,6 +363,8 @@ class TestStrategyByName:
             ("int8", 2, "allgather"),
             ("int8", 3, "alltoall"),
             ("signsgd", 64, "allgather"),
+            ("dgc", 8, "allgather"),
+            ("dgc(ratio=0.1)", 8, "alltoall"),
         ],
     )
     def test_scheme_follows_from_payload_and_ranks(self, spec, world_size, scheme):

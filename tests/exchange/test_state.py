@@ -16,6 +16,7 @@ ONE_WAY, TWO_WAY = {"spec": "onebit", "scheme": "allgather"}, {"spec": "onebit",
 STOCHASTIC = {"spec": "linear_dithering(bits=2)", "scheme": "alltoall", "error_feedback": True}
 REDUCED = {"spec": "randomk(ratio=0.1)", "scheme": "allreduce"}
 ALTERNATING, IN_TWO_ROUNDS = {"spec": "acpsgd(approx_rank=2)"}, {"spec": "powersgd(approx_rank=2)"}
+VELOCITIES = {"spec": "dgc(ratio=0.05, warmup_steps=6)", "scheme": "alltoall"}
 HALF, END = 3, 8
 
 
@@ -55,7 +56,7 @@ def train_each(rank: int, folder: Path | None, first: int, last: int, each: list
 def test_a_restart_changes_no_bit(tmp_path):
     # Two ranks, because restarted, DDP begins with other buckets, and the backend adds three ranks' uncompressed
     # gradients in an order that depends on their place in a bucket.
-    each = [ONE_WAY, TWO_WAY, STOCHASTIC, REDUCED, ALTERNATING, IN_TWO_ROUNDS]
+    each = [ONE_WAY, TWO_WAY, STOCHASTIC, REDUCED, ALTERNATING, IN_TWO_ROUNDS, VELOCITIES]
     fresh_ranks(2, train_each, tmp_path, 0, HALF, each)
     other_seed = [settings | {"seed": 99} for settings in each]  # the saved one goes on
     resumed = fresh_ranks(2, train_each, tmp_path, HALF, END, other_seed)

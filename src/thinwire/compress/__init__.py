@@ -13,6 +13,7 @@ from thinwire.compress.base import (
 )
 from thinwire.compress.blockscale import Float8, Int8
 from thinwire.compress.casts import BFloat16, Float16
+from thinwire.compress.dgc import DGC
 from thinwire.compress.dithering import LinearDithering, NaturalDithering
 from thinwire.compress.feedback import ErrorFeedback
 from thinwire.compress.lowrank import AcpSgd, PowerSgd
@@ -27,6 +28,7 @@ from thinwire.compress.terngrad import TernGrad
 from thinwire.compress.topk import TopK
 
 __all__ = [
+    "DGC",
     "PAYLOAD_ALIGNMENT_BYTES",
     "QSGD",
     "AcpSgd",

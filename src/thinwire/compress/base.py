@@ -222,6 +222,11 @@ class Method(ABC):
         """Whether error feedback is on unless the user says otherwise."""
         return not self.unbiased
 
+    @property
+    def needs_errors(self) -> bool:
+        """Whether it makes no sense without error feedback."""
+        return False
+
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether a gradient of this shape gets smaller; others are sent as they are."""
         return True

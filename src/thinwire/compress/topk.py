@@ -43,6 +43,11 @@ class TopK(Compressor):
         """How many elements of a vector of ``numel`` are sent."""
         return num_selected(self.ratio, numel)
 
+    def indices(self, payload: Tensor, numel: int) -> Tensor:
+        """Which of ``numel`` elements a payload sends, as int64, ascending."""
+        dtype = _index_dtype(numel)
+        return payload[: self.num_values(numel) * dtype.itemsize].view(dtype).long()
+
     def payload_nbytes(self, numel: int) -> int:
         return self.num_values(numel) * (_index_dtype(numel).itemsize + _VALUE_DTYPES[self.values].itemsize)
 

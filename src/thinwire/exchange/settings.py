@@ -108,14 +108,13 @@ def strategy_by_name(
 def _scheme(compressor: Method, settings: Settings, world_size: int) -> str:
     if settings.scheme is not None:
         return settings.scheme
-    if compressor.schemes:
-        return compressor.schemes[0]
     typical = 1 << 20
-    return choose_scheme(
+    chosen = choose_scheme(
         reducible=compressor.reducible,
         payload_bytes_per_element=compressor.average_nbytes((typical,)) / typical,
         world_size=world_size,
     )
+    return chosen if chosen in (compressor.schemes or SCHEMES) else compressor.schemes[0]
 
 
 def _left_out(name: str, parameter: nn.Parameter, settings: Settings) -> bool:
@@ -167,6 +166,11 @@ def check_executable(
             raise ValueError(
                 f"{name}: error_feedback=True does not go with {compressor}, which drops more than there is, so that "
                 "errors would grow without bound; leave error_feedback at None"
+            )
+        if settings.error_feedback is False and choice.option.compresses and compressor.needs_errors:
+            raise ValueError(
+                f"{name}: error_feedback=False does not go with {compressor}, which sends what it has kept; "
+                "leave error_feedback at None"
             )
         if choice.option.sums_payloads and not compressor.reducible:
             raise ValueError(
