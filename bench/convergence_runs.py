@@ -4,9 +4,8 @@ import re
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from json import dumps, loads
-from pathlib import Path
+from dataclasses import dataclass
+from json import loads
 from typing import Any
 
 import torch
@@ -15,10 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from store import RunStore
 from thinwire.demo.data import Text, sample_batch, standard_library_text
 from thinwire.demo.model import ByteTransformer, ModelSize, next_byte_loss
 from thinwire.demo.modes import warmup_then_cosine
-from thinwire.demo.result import circumstances
 
 SIZE = ModelSize(width=160, num_layers=4, num_heads=5, sequence_length=64)
 BATCH_SIZE = 8
@@ -68,24 +67,8 @@ class Run:
         return self.num_steps * self.num_workers
 
 
-class Store:
-    """The finished runs, one JSON file each."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def path(self, run: Run) -> Path:
-        return self.folder / f"{run.name}.json"
-
-    def load(self, run: Run) -> dict[str, Any] | None:
-        """What :func:`train` returned for this run; None if it has not been run."""
-        return loads(self.path(run).read_text()) if self.path(run).exists() else None
-
-    def save(self, run: Run, outcome: dict[str, Any]) -> None:
-        partial = self.path(run).with_suffix(".partial")
-        partial.write_text(dumps(asdict(run) | outcome | circumstances(), indent=1) + "\n")
-        partial.rename(self.path(run))
+class Store(RunStore):
+    """The finished runs, and what is compared of them."""
 
     def held_out_loss(self, run: Run) -> float:
         """At the end; infinite if it diverged.
