@@ -103,10 +103,8 @@ def test_every_package_lists_its_public_names() -> None:
 def test_every_requirement_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = {
-        re.match(r"[\w-]+", requirement)[0].lower()
-        for requirement in [*project["dependencies"], *extras["dev"], *extras["report"]]
-    }
+    requirements = [*project["dependencies"], *extras["dev"], *extras["bench"], *extras["report"]]
+    wanted = {re.match(r"[\w-]+", requirement)[0].lower() for requirement in requirements}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.lower().split("==") for line in lines if not line.startswith("#"))
     assert wanted - {project["name"]} <= pins.keys()
