@@ -22,7 +22,7 @@ from rich.console import Console
 
 from convergence_report import draw, show, summarise
 from convergence_runs import NUM_EVALUATIONS, PLAIN, Run, Store, run_all
-from thinwire.demo.result import circumstances
+from thinwire.jobs.circumstances import circumstances
 
 LEARNING_RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.015, 0.03, 0.06)}
 STRONG = {"onebit(block=64)": 0.2, "topk(ratio=0.01)": 0.5}

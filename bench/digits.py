@@ -29,7 +29,7 @@ from rich.table import Table
 
 from digits_runs import BATCH_SIZE, MIN_NUMEL, NUM_WARMUP_EPOCHS, PLAIN, Run, Split, load_splits, run_all
 from store import RunStore
-from thinwire.demo.result import circumstances
+from thinwire.jobs.circumstances import circumstances
 
 LEARNING_RATES = (0.025, 0.05, 0.1, 0.2, 0.4)
 NUM_TUNING_SEEDS = 3

@@ -19,7 +19,8 @@ from thinwire.demo import display
 from thinwire.demo.job import Job
 from thinwire.demo.launch import Event, run_job
 from thinwire.demo.modes import DDP
-from thinwire.demo.result import Recorder, circumstances
+from thinwire.demo.result import Recorder
+from thinwire.jobs.circumstances import circumstances
 
 NOTHING = "none"
 TARGET = 1.03

@@ -5,7 +5,7 @@ from json import dumps, loads
 from pathlib import Path
 from typing import Any, Protocol
 
-from thinwire.demo.result import circumstances
+from thinwire.jobs.circumstances import circumstances
 
 
 class NamedRun(Protocol):

@@ -25,10 +25,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exchange": {"kernels", "compress", "strategy", "comm"},
     "lab": set(),
     "report": {"strategy"},
-    "demo": {"__init__", "kernels", "compress", "strategy", "comm", "exchange", "lab", "report"},
+    "jobs": {"lab"},
+    "demo": {"__init__", "kernels", "compress", "strategy", "comm", "exchange", "lab", "report", "jobs"},
+    "bench": {"__init__", "kernels", "compress", "strategy", "comm", "exchange", "lab", "jobs", "demo"},
     "__init__": {"compress", "strategy", "exchange"},
     "__main__": {"cli"},
-    "cli": {"compress", "demo", "lab"},
+    "cli": {"compress", "bench", "demo", "jobs", "lab"},
 }
 """For each part of the package, the other parts that it may know."""
 

@@ -83,8 +83,8 @@ def demo(
 
     Example: thinwire demo --rate 100mbit
     """
-    from thinwire.demo.launch import WorkerError
     from thinwire.demo.main import run
+    from thinwire.jobs.launch import WorkerError
     from thinwire.lab import LabUnavailable
 
     _exit_on_signals()

@@ -1,6 +1,6 @@
 import pytest
 
-from thinwire.demo.job import Job, format_event, parse_event
+from thinwire.demo.job import Job
 from thinwire.demo.model import ModelSize
 
 JOB = Job(modes=("ddp", "topk"), num_rounds=3, steps_per_round=5, model=ModelSize(width=64), learning_rate=0.01)
@@ -16,14 +16,3 @@ def test_a_job_of_nothing_is_refused(setting):
     settings = {"modes": ("ddp",), "num_rounds": 1, "steps_per_round": 1} | {setting: 0}
     with pytest.raises(ValueError, match=f"{setting} is 0; allowed is 1 or more"):
         Job(**settings)
-
-
-def test_events_survive_the_way_through_a_line_of_output():
-    event = {"event": "step", "rank": 1, "mode": "ddp", "seconds": 0.1 + 0.2, "loss": float("inf")}
-    assert parse_event(format_event(event)) == event
-    assert parse_event("[1] " + format_event(event)) == event
-
-
-@pytest.mark.parametrize("line", ["", "Traceback (most recent call last):", '{"event": "step"}'])
-def test_other_lines_are_no_events(line):
-    assert parse_event(line) is None

@@ -1,8 +1,9 @@
 import pytest
 
 from thinwire.demo.job import Job
-from thinwire.demo.launch import WorkerError, run_job
+from thinwire.demo.launch import run_job
 from thinwire.demo.model import ModelSize
+from thinwire.jobs.launch import WorkerError
 
 TINY = ModelSize(width=32, num_layers=1, num_heads=2, sequence_length=16)
 

@@ -1,17 +1,17 @@
 """What a person sees: progress while the workers train, then a table and one sentence."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from thinwire.demo.launch import Event
 from thinwire.demo.modes import COMPUTE_ONLY, DDP, DDP_FP16, EMBEDDING, SPECS
 from thinwire.demo.result import NUM_LOSS_STEPS, Recorder
+from thinwire.jobs.events import Event
+from thinwire.jobs.progress import progress as progress_of_turns
 
 _LABELS = {COMPUTE_ONLY: "compute only", DDP: "DDP", DDP_FP16: "DDP, fp16 hook", "topk": "thinwire topk 1 %"}
 
@@ -21,51 +21,15 @@ def label(mode: str) -> str:
     return _LABELS.get(mode, f"thinwire {mode}")
 
 
-@contextmanager
-def progress(console: Console, recorder: Recorder) -> Iterator[Callable[[Event], None]]:
-    """Show how far each mode is: live bars on a terminal, else a line after each round.
-
-    Yields a function that takes each event after the recorder has.
-    """
-    if not console.is_terminal:
-        yield lambda event: _print_line(console, recorder, event)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}"),
+def progress(console: Console, recorder: Recorder) -> AbstractContextManager[Callable[[Event], None]]:
+    """Show how far each mode is, as :func:`thinwire.jobs.progress.progress` says."""
+    return progress_of_turns(
+        console,
+        recorder,
+        {mode: label(mode) for mode in recorder.job.modes},
+        recorder.job.num_steps,
+        lambda mode: _figures_so_far(recorder, mode),
     )
-    # Redrawing costs CPU time that the workers are measured on.
-    with Progress(*columns, console=console, refresh_per_second=2) as bars:
-        tasks = {
-            mode: bars.add_task(label(mode), total=recorder.job.num_steps, figures="") for mode in recorder.job.modes
-        }
-
-        def update(event: Event) -> None:
-            if event["event"] == "preparing":
-                bars.update(tasks[event["mode"]], figures="preparing")
-            elif event["event"] == "ready":
-                for task in tasks.values():
-                    bars.update(task, figures="")
-            elif event["event"] == "step":
-                mode = event["mode"]
-                bars.update(
-                    tasks[mode], completed=len(recorder.step_seconds(mode)), figures=_figures_so_far(recorder, mode)
-                )
-
-        yield update
-
-
-def _print_line(console: Console, recorder: Recorder, event: Event) -> None:
-    if event["rank"]:
-        return
-    if event["event"] == "preparing":
-        console.print(f"preparing {label(event['mode'])}")
-    elif event["event"] == "round":
-        mode = event["mode"]
-        num_done = len(recorder.step_seconds(mode))
-        console.print(f"{label(mode)}: {num_done} of {recorder.job.num_steps} steps, {_figures_so_far(recorder, mode)}")
 
 
 def _figures_so_far(recorder: Recorder, mode: str) -> str:

@@ -1,14 +1,9 @@
-"""What the workers are asked to do, and the lines of JSON that they answer with."""
+"""What the workers are asked to do."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from thinwire.demo.model import ModelSize
-
-EVENT_PREFIX = "thinwire-event "
-"""Starts a line that a worker prints for the program that started it; all other lines are for people."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,15 +47,3 @@ class Job:
         settings["modes"] = tuple(settings["modes"])
         settings["model"] = ModelSize(**settings["model"])
         return cls(**settings)
-
-
-def format_event(event: Mapping[str, Any]) -> str:
-    """The line that tells the starting program what happened."""
-    return EVENT_PREFIX + json.dumps(event)
-
-
-def parse_event(line: str) -> dict[str, Any] | None:
-    """What :func:`format_event` wrote, wherever in the line it starts; None if the line is for people."""
-    _, prefix, text = line.partition(EVENT_PREFIX)
-    event: dict[str, Any] | None = json.loads(text) if prefix else None
-    return event

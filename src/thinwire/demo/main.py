@@ -10,7 +10,8 @@ from thinwire.demo import chart, display
 from thinwire.demo.job import Job
 from thinwire.demo.launch import run_job
 from thinwire.demo.modes import COMPUTE_ONLY, DDP, DDP_FP16
-from thinwire.demo.result import Recorder, circumstances, summarise
+from thinwire.demo.result import Recorder, summarise
+from thinwire.jobs.circumstances import circumstances
 from thinwire.lab import Lab, LinkShape
 
 MODES = (COMPUTE_ONLY, DDP, DDP_FP16, "topk", "onebit")

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 from thinwire.demo.data import Text, sample_batch, standard_library_text
-from thinwire.demo.job import Job, format_event
+from thinwire.demo.job import Job
 from thinwire.demo.model import next_byte_loss
 from thinwire.demo.modes import COMPUTE_ONLY, Contestant
+from thinwire.jobs.events import format_event
 from thinwire.lab import interface_bytes
 
 Report = Callable[..., None]
