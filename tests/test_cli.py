@@ -33,7 +33,7 @@ def test_version() -> None:
     assert run("--version").stdout == f"thinwire {thinwire.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["lab", "demo", "compressors"])
+@pytest.mark.parametrize("command", ["lab", "demo", "bench", "compressors"])
 def test_help_names_every_command_and_each_has_its_own(command: str) -> None:
     runner = CliRunner()
     assert command in runner.invoke(app, ["--help"]).output

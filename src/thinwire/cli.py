@@ -92,6 +92,73 @@ def demo(
         run(workers=workers, rate=rate, steps=steps, out=out, as_json=as_json, quick=quick)
 
 
+@app.command()
+def bench(
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[METHOD]...", help="What to compare; by default plain DDP, and some compressors."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="lm, vgg, resnet, mlp, or path/to/file.py:function.")] = "lm",
+    workers: Annotated[list[int], typer.Option(help="Number of workers; may be repeated.")] = [2],  # noqa: B006
+    rate: Annotated[
+        list[str], typer.Option(help="Of each link, in each direction: 200mbit, 1gbit, unshaped; may be repeated.")
+    ] = ["200mbit"],  # noqa: B006
+    batch_size: Annotated[
+        list[int] | None, typer.Option(help="On each worker, for built-in models; may be repeated.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each method, a multiple of 6; by default 36.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adamw or sgd; by default the model's own.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="By default the model's own.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for index.html, its pictures, and result.json.")] = Path(
+        "runs/bench"
+    ),
+    memory: Annotated[bool, typer.Option(help="Run each method once more, alone, for its memory.")] = True,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what was measured with the same settings.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="12 steps and no memory: rougher times.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure ways to exchange a model's gradients, and where the time of their steps goes.
+
+    A METHOD is compute (no exchange), ssgd (plain DDP), ddp_fp16 (PyTorch's fp16
+    hook), or a compressor's spec; thinwire compressors lists them. Options in its
+    parentheses: bucket_mb=25; wfbp=off, which exchanges only after backward;
+    fusion=off, which gives every gradient its own bucket; and for compressors
+    scheme=allgather. Methods take turns of 6 steps on the same workers.
+
+    The function of --model takes no arguments and returns (model, batch, loss): a
+    module; batch(step, rank), which returns (inputs, targets); and
+    loss(model(inputs), targets). Inputs are a tensor, or a tuple of arguments.
+
+    Example: thinwire bench ssgd 'ssgd(wfbp=off)' onebit 'topk(ratio=0.001)' --model vgg --rate 100mbit --rate 1gbit
+    """
+    from thinwire.bench.main import run
+    from thinwire.jobs.launch import WorkerError
+    from thinwire.lab import LabUnavailable
+
+    _exit_on_signals()
+    with (
+        _failing_with(2, ValueError, FileExistsError, NotADirectoryError),
+        _failing_with(1, WorkerError, LabUnavailable),
+    ):
+        run(
+            methods or (),
+            model=model,
+            workers=workers,
+            rates=rate,
+            batch_sizes=batch_size or (),
+            steps=steps,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            seed=seed,
+            out=out,
+            memory=memory,
+            resume=resume,
+            quick=quick,
+            as_json=as_json,
+        )
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def lab(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run, once per worker.")],
