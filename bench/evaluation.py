@@ -18,10 +18,11 @@ import typer
 from rich.console import Console
 
 from thinwire.bench.job import Job, with_compute
-from thinwire.bench.main import measure_all, usable_links, write
+from thinwire.bench.main import measure_all, write
 from thinwire.bench.method import PLAIN, Method, parse_method
 from thinwire.bench.point import Point, Store
 from thinwire.compress import known
+from thinwire.lab import Lab
 
 LINKS = (50.0, 100.0, 200.0, 1000.0, None)
 """Mbit/s; None is unshaped."""
@@ -127,9 +128,8 @@ def main(
     if unknown := set(only or ()) - SWEEPS.keys():
         raise typer.BadParameter(f"no sweep {', '.join(unknown)}; there are {', '.join(SWEEPS)}")
     console, store = Console(), Store(out / "points")
-    _, notice = usable_links([USUAL_LINK])
-    if notice:
-        console.print(f"{notice} A sweep over links takes them; nothing is run.", markup=False, highlight=False)
+    if not show_list and (reason := Lab.unavailable()) is not None:
+        console.print(f"No shaped links here: {reason}", markup=False, highlight=False)
         raise typer.Exit(1)
     for name, sweep in SWEEPS.items():
         if only and name not in only:

@@ -4,7 +4,7 @@ import json
 import pytest
 from rich.console import Console
 
-from tests.bench.given import measured, point
+from tests.bench.given import measured, point, users_model
 from thinwire.bench import main
 from thinwire.bench.point import Store
 
@@ -59,3 +59,10 @@ def test_a_file_with_other_settings_does_not_count(tmp_path):
     other = measured(point(num_turns=2, seed=5))
     store.save(point(num_turns=2), other)
     assert store.load(point(num_turns=2)) is None
+
+
+def test_a_users_model_that_was_changed_is_another_point(tmp_path):
+    before = point(model=users_model(tmp_path)).name
+    assert point(model=users_model(tmp_path)).name == before
+    (tmp_path / "users_model.py").write_text("def make(): ...")
+    assert point(model=f"{tmp_path}/users_model.py:make").name != before

@@ -74,7 +74,9 @@ def draw_losses(point: dict[str, Any], path: Path) -> None:
         if "losses_of_steps" not in figures:
             continue
         losses = _smooth(figures["losses_of_steps"])
-        style = {"color": colours[method], "label": method, "linewidth": 2 if method == SSGD else 1.3}
+        # The baseline is broad and pale, so that what learns just as fast is seen on it.
+        broad = {"linewidth": 5, "alpha": 0.3} if method == SSGD else {"linewidth": 1.3}
+        style = {"color": colours[method], "label": method, **broad}
         against_steps.plot(range(1, len(losses) + 1), losses, **style)
         against_time.plot(list(accumulate(figures["seconds_of_steps"])), losses, **style)
     against_steps.set_xlabel("steps")
@@ -95,6 +97,7 @@ def _smooth(losses: list[float]) -> list[float]:
 def draw_sweep(sweep: Sweep, path: Path) -> None:
     """How every method's step time and its speed relative to ssgd change along one setting."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     times, speeds = figure.subplots(1, 2)
@@ -103,14 +106,19 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
     colours = _colours(methods)
     for method in methods:
         style = {"color": colours[method], "label": method, "marker": "o", "markersize": 4}
+        if method == COMPUTE:
+            style["linestyle"] = "--"
         of_points = [point["methods"][method] for point in sweep.points]
         times.plot(places, [figures["step_seconds"] for figures in of_points], **style)
         if all("speedup" in figures for figures in of_points):
             speeds.plot(places, [figures["speedup"] for figures in of_points], **style)
     times.set_ylabel("median step (s)")
-    times.set_yscale("log")
     speeds.set_ylabel("times as fast as ssgd")
     for axes in (times, speeds):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.6)))
+        axes.tick_params(axis="y", which="minor", labelsize=7)
         axes.set_xticks(places, sweep.places)
         axes.set_xlabel(AXES[sweep.axis])
         axes.spines[["top", "right"]].set_visible(False)

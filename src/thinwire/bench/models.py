@@ -20,7 +20,7 @@ Workload = tuple[nn.Module, Batch, Loss]
 Inputs are what the model is called with: one tensor, or a tuple of several arguments.
 """
 
-NUM_CLASSES = 100
+NUM_CLASSES = 10
 NUM_FEATURES = 16
 
 
@@ -70,20 +70,17 @@ def _images(batch_size: int) -> Batch:
 
 
 def vgg(batch_size: int) -> Workload:
-    """VGG for small images: six convolutions, and three linear layers that hold 98 % of the parameters."""
+    """VGG for small images: six convolutions with batch normalisation; linear layers hold 99 % of the parameters."""
     layers: list[nn.Module] = []
     channels = 3
     for width in (32, 64, 128):
         for _ in range(2):
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
             channels = width
         layers.append(nn.MaxPool2d(2))
     features = channels * 4 * 4
     layers += [nn.Flatten(), nn.Linear(features, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU()]
     layers.append(nn.Linear(4096, NUM_CLASSES))
-    for layer in layers:
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     return nn.Sequential(*layers), _images(batch_size), functional.cross_entropy
 
 
@@ -146,17 +143,17 @@ BUILT_IN: Mapping[str, BuiltIn] = {
     ),
     "vgg": BuiltIn(
         make=vgg,
-        about="convolutions, and large linear layers",
+        about="convolutions with batch normalisation, and large linear layers",
         batch_size=32,
         optimizer="sgd",
-        learning_rate=0.002,
+        learning_rate=0.005,
     ),
     "resnet": BuiltIn(
         make=resnet,
-        about="convolutions with batch normalisation, whose statistics stay on each worker",
+        about="residual blocks with batch normalisation",
         batch_size=16,
         optimizer="sgd",
-        learning_rate=0.05,
+        learning_rate=0.02,
     ),
     "mlp": BuiltIn(
         make=mlp,

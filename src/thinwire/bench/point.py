@@ -11,6 +11,7 @@ from typing import Any
 from thinwire.bench.job import Job
 from thinwire.bench.memory import measure_memory
 from thinwire.bench.result import DEFINITIONS, summarise
+from thinwire.bench.workload import version_of
 from thinwire.jobs.circumstances import circumstances
 from thinwire.jobs.events import Event
 from thinwire.jobs.launch import run_workers
@@ -48,6 +49,7 @@ class Point:
         """All that tells it from other points, as it is saved."""
         settings = {
             **self.job.resolved(),
+            "model_version": version_of(self.job.model),
             "workers": self.num_workers,
             "link_mbit": self.link_mbit,
             "network": "lab" if self.in_lab else "loopback",

@@ -1,6 +1,7 @@
 """The model that is measured: a built-in one, or a function in a user's file."""
 
 import ast
+import hashlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -54,6 +55,11 @@ def make_workload(model: str, batch_size: int | None) -> Workload:
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], nn.Module)):
         raise ValueError(f"{model} returned {type(made).__name__}; {CONTRACT}")
     return cast(Workload, made)
+
+
+def version_of(model: str) -> str | None:
+    """A digest of a user's file, which changes with it; None for built-in models."""
+    return None if model in BUILT_IN else hashlib.blake2b(_split(model)[0].read_bytes(), digest_size=4).hexdigest()
 
 
 def _split(model: str) -> tuple[Path, str]:
