@@ -1,7 +1,6 @@
 """ACP-SGD (arXiv 2306.08881) and Power-SGD (arXiv 1905.13727) in the exchange, against their recurrences in float64."""
 
 import math
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -187,39 +186,3 @@ def test_one_all_reduce_for_each_bucket_and_half_of_power_sgds_bytes():  # C01
     for (_, both), (left, right) in zip(power[2:], pairwise(factors[2:]), strict=False):
         assert left + right == pytest.approx(both - vectors, rel=0.02)
         assert left + right == 3 * 4 * 4 * (512 + 512)
-
-
-def started_before_backward_ended(rank: int, overlap: bool) -> bool:
-    """Whether a transfer starts while backward is still held up in the first layer."""
-    started: list[bool] = []
-    ended = False
-    original = comm.allreduce
-
-    def noting(group, buffer):
-        started.append(not ended)
-        return original(group, buffer)
-
-    comm.allreduce = noting
-    try:
-        ddp = DistributedDataParallel(nn.Sequential(*(nn.Linear(128, 128) for _ in range(3))), bucket_cap_mb=0.05)
-        sync = thinwire.attach(ddp, "acpsgd", overlap=overlap)
-        for _ in range(2):  # DDP rebuilds its buckets in the first
-            ddp(torch.randn(2, 128)).sum().backward()
-
-        def hold_up(_: Tensor) -> None:
-            nonlocal ended
-            time.sleep(0.3)
-            ended = True
-
-        ddp.module[0].weight.register_hook(hold_up)
-        started.clear()
-        ddp(torch.randn(2, 128)).sum().backward()
-        sync.detach()
-    finally:
-        comm.allreduce = original
-    return any(started)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_overlap_can_be_taken_off(overlap):
-    assert on_ranks(2, started_before_backward_ended, overlap) == [overlap] * 2

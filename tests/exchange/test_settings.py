@@ -45,7 +45,6 @@ DIFFERING = {
     "scheme": ([TOPK] * 2, {"scheme": ["allgather", "alltoall"]}, "scheme differs", ["'allgather'", "'alltoall'"]),
     "error_feedback": ([TOPK] * 2, {"error_feedback": [True, False]}, "error_feedback differs", ["True", "False"]),
     "start_step": ([TOPK] * 2, {"start_step": [0, 5]}, "start_step differs", ["0", "5"]),
-    "overlap": ([TOPK] * 2, {"overlap": [True, False]}, "overlap differs", ["True", "False"]),
     "exclude": ([TOPK] * 2, {"exclude": [[], ["first"]]}, "exclude differs", ["()", "('first',)"]),
     "vectors": ([TOPK] * 2, {"compress_vectors": [False, True]}, "compress_vectors differs", ["False", "True"]),
     "strategy": (
@@ -146,7 +145,6 @@ WRONG = {
     "chunk_bytes": ({"spec": TOPK, "chunk_bytes": 8}, ValueError, ["chunk_bytes=8", "from 1024"]),
     "seed": ({"spec": TOPK, "seed": -1}, ValueError, ["seed=-1", "from 0"]),
     "start_step": ({"spec": TOPK, "start_step": None}, ValueError, ["start_step=None", "from 0"]),
-    "overlap": ({"spec": TOPK, "overlap": 1}, ValueError, ["overlap=1", "False to begin after backward"]),
     "num_threads": ({"spec": TOPK, "num_threads": 0}, ValueError, ["num_threads=0", "from 1"]),
     "exclude": ({"spec": TOPK, "exclude": "first"}, ValueError, ["exclude='first'", "list of name patterns"]),
     "exclude nothing": ({"spec": TOPK, "exclude": ["module.first"]}, ValueError, ["'module.first' fits no", "first, "]),

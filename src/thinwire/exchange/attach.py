@@ -56,7 +56,6 @@ def attach(
     seed: int = 0,
     num_threads: int | None = None,
     start_step: int = 0,
-    overlap: bool = True,
     scaler: LossScaler | None = None,
     optimizer: Optimizer | None = None,
 ) -> Sync:
@@ -85,8 +84,6 @@ def attach(
         seed: of all randomness in compression.
         num_threads: worker threads on this rank. None: half of its cores, from 1 to 4.
         start_step: so many steps are exchanged uncompressed at first.
-        overlap: exchange a bucket while backward goes on. False begins when backward has ended, which shows what
-            overlapping gains.
         scaler: the GradScaler in use, if any: errors then follow its scale. Without it, each change of scale gives the
             errors of one step the wrong weight.
         optimizer: rescale errors by lr(then) / lr(now) when the learning rate changes (learning-rate-corrected error
@@ -116,7 +113,6 @@ def attach(
             seed=seed,
             num_threads=num_threads,
             start_step=start_step,
-            overlap=overlap,
         )
         _check_free(ddp)
         parameters = {n: p for n, p in named.items() if p.requires_grad and n not in ddp.parameters_to_ignore}
@@ -173,7 +169,6 @@ def _exchange(ready: _Prepared, named: Mapping[str, nn.Parameter], slot: HookSlo
         num_threads=settings.threads(),
         seed=settings.seed,
         start_step=settings.start_step,
-        overlap=settings.overlap,
         error_units=ready.error_units.now,
     )
 

@@ -52,8 +52,6 @@ class _StepRun:
     buckets: "list[_BucketRun]" = field(default_factory=list)
     waiting: "dict[torch.dtype, list[tuple[_BucketRun, Sequence[Tensor]]]]" = field(default_factory=dict)
     """Small uncompressed gradients that will share a collective."""
-    held: "list[Callable[[], None]]" = field(default_factory=list)
-    """What starts when backward has ended, where nothing is to overlap with it."""
     num_open: int = 0
     finite: bool = True
     backward_ended: float | None = None
@@ -117,7 +115,6 @@ class Exchange:
         num_threads: int,
         seed: int,
         start_step: int,
-        overlap: bool,
         error_units: Callable[[], Callable[[str], float]],
     ) -> None:
         """Made by :func:`thinwire.attach`, which documents the settings.
@@ -134,7 +131,6 @@ class Exchange:
             num_threads: worker threads.
             seed: of all randomness.
             start_step: number of steps that are exchanged uncompressed at first.
-            overlap: begin while backward runs, or when it has ended.
             error_units: called once a step for the unit of each parameter's errors.
         """
         self.step, self.seed = 0, seed
@@ -143,7 +139,7 @@ class Exchange:
         self._choices, self._names = choices, names
         self._group, self._size, self._rank = group, group.size(), group.rank()
         self._make_unit, self._sees_whole, self.max_numel = make_unit, sees_whole, max_numel
-        self._start_step, self._overlap, self._error_units = start_step, overlap, error_units
+        self._start_step, self._error_units = start_step, error_units
         self._timeout_seconds = comm.timeout_of(group, memory.device).total_seconds()
         self._compresses = any(choice.option.compresses for choice in choices.values())
         self._plans: dict[int, tuple[Sequence[str], BucketPlan]] = {}
@@ -180,7 +176,7 @@ class Exchange:
         if layout is None or not layout.plan.units:
             run = self._open(step, buffer, num_parts=1, is_last=is_last)
             result = run.done.then(self._deliver)
-            step.held.append(partial(self._allreduce_whole, run))
+            self._allreduce_whole(run)
         else:
             plan = layout.plan
             num_parts = len(plan.units) + bool(plan.plain)
@@ -188,18 +184,12 @@ class Exchange:
             result = run.done.then(self._deliver)
             if plan.plain:
                 step.waiting.setdefault(buffer.dtype, []).append((run, [layout.flats[i] for i in plan.plain]))
-                step.held.append(partial(self._allreduce_waiting, step))
             for unit, _ in plan.units:
                 program = unit.program(self.step)
                 places = [self._lanes[s.phase].reserve() for s in program.steps if isinstance(s, Transfer)]
                 step.figures.payload_bytes += program.sent_bytes
-                step.held.append(partial(self._advance, _UnitRun(unit, program.steps, run, places)))
-        if is_last:
-            step.held.append(partial(self._allreduce_waiting, step, all_of_them=True))
-        if is_last or self._overlap:
-            held, step.held = step.held, []
-            for start in held:
-                start()
+                self._advance(_UnitRun(unit, program.steps, run, places))
+        self._allreduce_waiting(step, all_of_them=is_last)
         return result
 
     def _begin_step(self) -> _StepRun:
@@ -259,7 +249,7 @@ class Exchange:
         buffer.div_(self._size)
         self._allreduce(run.step, [run], buffer, lambda: None)
 
-    def _allreduce_waiting(self, step: _StepRun, *, all_of_them: bool = False) -> None:
+    def _allreduce_waiting(self, step: _StepRun, *, all_of_them: bool) -> None:
         for dtype, waiting in list(step.waiting.items()):
             gradients = [g for _, of_bucket in waiting for g in of_bucket]
             if all_of_them or sum(g.numel() for g in gradients) * dtype.itemsize >= FUSED_BYTES:

@@ -25,15 +25,12 @@ class Settings:
     seed: int = 0
     num_threads: int | None = None
     start_step: int = 0
-    overlap: bool = True
 
     def __post_init__(self) -> None:
         if self.scheme is not None and self.scheme not in SCHEMES:
             raise ValueError(f"scheme={self.scheme!r} is unknown; allowed: {', '.join(SCHEMES)}, or None to choose one")
         if self.error_feedback not in (None, True, False):
             raise ValueError(f"error_feedback={self.error_feedback!r}; allowed: True, False, or None for the usual")
-        if type(self.overlap) is not bool:
-            raise ValueError(f"overlap={self.overlap!r}; allowed: True, or False to begin after backward")
         for name, lowest in (("min_numel", 0), ("chunk_bytes", 1024), ("seed", 0), ("start_step", 0)):
             _check_integer(name, getattr(self, name), lowest)
         if self.num_threads is not None:
